@@ -1,0 +1,45 @@
+# Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
+
+.PHONY: demo test lint libtorch tools
+
+# As in .cargo/config.toml, for programs that cargo does not start.
+export GOMP_SPINCOUNT ?= 10000
+
+# A LIBTORCH that is set but empty would hide ours from cargo.
+ifeq ($(strip $(LIBTORCH)),)
+unexport LIBTORCH
+endif
+
+PLIMSOLL := target/debug/plimsoll
+
+# For both model families: records loops, trains a policy, and compares it with the baselines on the real loops.
+# Everything it makes stands in demo/; `tensorboard --logdir demo/runs` shows the comparison.
+demo: libtorch
+	cargo build
+	@mkdir -p demo
+	@for family in gpt resnet; do \
+	    $(PLIMSOLL) train --config configs/$$family.toml --out demo/$$family.policy --logdir demo/runs/$$family && \
+	    $(PLIMSOLL) inspect demo/$$family.policy && \
+	    $(PLIMSOLL) evaluate --config configs/$$family.toml --policy demo/$$family.policy --real \
+	        --logdir demo/runs/$$family --json demo/$$family.json || exit 1; \
+	done
+	$(PLIMSOLL) record --config configs/gpt.toml --workload gpt-small --out demo/gpt-small.plimsoll
+	$(PLIMSOLL) plan --trace demo/gpt-small.plimsoll --policy demo/gpt.policy --budget 50% --link 500MB/s
+	$(PLIMSOLL) run --config configs/gpt.toml --workload gpt-small --policy demo/gpt.policy --budget 50% \
+	    --iterations 10 --link 500MB/s --interleave --verify
+
+# No spinning at all: tests run beside each other.
+test: libtorch tools
+	GOMP_SPINCOUNT=0 cargo test --workspace
+
+lint: libtorch
+	cargo fmt --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+# libtorch, in .libtorch/ unless LIBTORCH names another.
+libtorch:
+	@sh runtime/libtorch.sh
+
+# The TensorBoard that a test reads event files with.
+tools:
+	@sh runtime/fetch.sh .tools/tensorboard tensorboard==2.21.0

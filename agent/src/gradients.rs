@@ -1,0 +1,102 @@
+//! The gradient as one vector over all parameters.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+
+/// Scales the gradient of `model` down to a norm of at most `norm_max`, and returns the norm it had.
+///
+/// burn's own clipping takes each parameter's norm by itself, which changes the gradient's direction.
+pub(crate) fn clip_norm<M: Module>(gradients: &mut GradientsParams, model: &M, norm_max: f64) -> f64 {
+    let mut squares = SumOfSquares { gradients, sum: 0.0 };
+    model.visit(&mut squares);
+    let norm = squares.sum.sqrt();
+    if norm > norm_max {
+        model.visit(&mut Scale { gradients, factor: norm_max / norm });
+    }
+    norm
+}
+
+/// Adds one gradient of `model` to another.
+pub(crate) fn accumulate<M: Module>(sum: &mut GradientsParams, other: GradientsParams, model: &M) {
+    model.visit(&mut Add { sum, other });
+}
+
+struct Add<'a> {
+    sum: &'a mut GradientsParams,
+    other: GradientsParams,
+}
+
+impl ModuleVisitor for Add<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(other) = self.other.remove::<D>(param.id) {
+            let sum = match self.sum.remove::<D>(param.id) {
+                Some(sum) => sum + other,
+                None => other,
+            };
+            self.sum.register(param.id, sum);
+        }
+    }
+}
+
+struct SumOfSquares<'a> {
+    gradients: &'a GradientsParams,
+    sum: f64,
+}
+
+impl ModuleVisitor for SumOfSquares<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            self.sum += f64::from(gradient.square().sum().into_scalar::<f32>());
+        }
+    }
+}
+
+struct Scale<'a> {
+    gradients: &'a mut GradientsParams,
+    factor: f64,
+}
+
+impl ModuleVisitor for Scale<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            self.gradients.register(param.id, gradient.mul_scalar(self.factor));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+
+    /// Its loss is the sum of `weights · [3, 0]` and `bias · 4`: a gradient of norm 5.
+    #[derive(Module, Debug)]
+    struct Line {
+        weights: Param<Tensor<1>>,
+        bias: Param<Tensor<1>>,
+    }
+
+    fn gradients(line: &Line, device: &Device) -> GradientsParams {
+        let slope: Tensor<1> = Tensor::from_data(TensorData::from([3.0f32, 0.0]), device);
+        let loss = (line.weights.val() * slope).sum() + line.bias.val() * 4.0;
+        GradientsParams::from_grads(loss.backward(), line)
+    }
+
+    #[test]
+    fn the_norm_is_taken_over_all_parameters_together() {
+        let device = Device::flex().autodiff();
+        let param = |values: Vec<f32>| {
+            let length = values.len();
+            Param::from_data(TensorData::new(values, [length]), &device)
+        };
+        let line = Line { weights: param(vec![1.0, 2.0]), bias: param(vec![0.5]) };
+        let mut sum = gradients(&line, &device);
+        assert_eq!(clip_norm(&mut sum, &line, 10.0), 5.0);
+        accumulate(&mut sum, gradients(&line, &device), &line);
+        assert_eq!(clip_norm(&mut sum, &line, 2.5), 10.0);
+        let clipped = |id| sum.get::<1>(id).unwrap().into_data().try_into_vec::<f32>().unwrap();
+        assert_eq!((clipped(line.weights.id), clipped(line.bias.id)), (vec![1.5, 0.0], vec![2.0]));
+    }
+}

@@ -1,0 +1,30 @@
+//! Learns a placement policy for a model family by proximal policy optimisation.
+//!
+//! ```text
+//! rollout ──episodes──► ppo ──weights──► export ──► rollout, policy file
+//!                        │
+//!                        └──► saved training state
+//! ```
+//!
+//! The agent knows observations, choices and rewards. It knows nothing of traces, budgets or links, which
+//! are the environment's business, nor of files other than its own saved training state. [`Trainer`] is the
+//! whole of its interface; it prints nothing and holds no clock but the one that measures its rate.
+
+mod batch;
+mod config;
+mod export;
+mod gradients;
+mod model;
+mod ppo;
+mod rollout;
+mod seeds;
+mod spread;
+#[cfg(test)]
+mod toy;
+mod trainer;
+mod training_state;
+
+pub use config::{ConfigError, PpoConfig};
+pub use rollout::greedy_return;
+pub use trainer::{Best, TrainError, Trainer, UpdateReport};
+pub use training_state::SavedStateError;

@@ -1,0 +1,70 @@
+//! The mean and the spread of every feature, over all candidates seen so far.
+
+use plimsoll_runtime::network::Normaliser;
+use plimsoll_runtime::observation::FEATURES;
+use serde::{Deserialize, Serialize};
+
+/// A spread below this counts as this: a feature that hardly varied in training must not be blown up by
+/// whatever production brings.
+const SPREAD_MIN: f64 = 1e-2;
+
+/// Running moments of the features.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FeatureSpread {
+    candidates: u64,
+    /// `[FEATURES]`.
+    mean: Vec<f64>,
+    /// `[FEATURES]`: sums of squared deviations from the mean.
+    deviation: Vec<f64>,
+}
+
+impl FeatureSpread {
+    pub(crate) fn new() -> Self {
+        FeatureSpread { candidates: 0, mean: vec![0.0; FEATURES], deviation: vec![0.0; FEATURES] }
+    }
+
+    /// Takes one candidate in. `row` is `[FEATURES]`.
+    ///
+    /// Welford, *Note on a Method for Calculating Corrected Sums of Squares and Products* (1962).
+    pub(crate) fn absorb(&mut self, row: &[f32]) {
+        self.candidates += 1;
+        let share = 1.0 / self.candidates as f64;
+        for ((&value, mean), deviation) in row.iter().zip(&mut self.mean).zip(&mut self.deviation) {
+            let before = f64::from(value) - *mean;
+            *mean += before * share;
+            *deviation += before * (f64::from(value) - *mean);
+        }
+    }
+
+    /// The normaliser that these moments make; the identity while nothing was seen.
+    pub(crate) fn normaliser(&self) -> Normaliser {
+        if self.candidates == 0 {
+            return Normaliser::identity();
+        }
+        let scale = |deviation: &f64| (1.0 / (deviation / self.candidates as f64).sqrt().max(SPREAD_MIN)) as f32;
+        Normaliser {
+            mean: self.mean.iter().map(|&mean| mean as f32).collect(),
+            scale: self.deviation.iter().map(scale).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_those_of_the_definition() {
+        let mut spread = FeatureSpread::new();
+        assert_eq!(spread.normaliser(), Normaliser::identity());
+        for value in [1.0, 2.0, 3.0, 6.0] {
+            let mut row = [5.0; FEATURES];
+            row[3] = value;
+            spread.absorb(&row);
+        }
+        let Normaliser { mean, scale } = spread.normaliser();
+        assert_eq!((mean[3], mean[4]), (3.0, 5.0));
+        assert_eq!((scale[3], scale[4]), ((1.0 / 3.5f64.sqrt()) as f32, 100.0));
+    }
+}

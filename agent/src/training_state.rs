@@ -1,0 +1,219 @@
+//! The saved training state: all that a training run needs to go on, in one file.
+//!
+//! ```text
+//! plimsoll training-state 1 sha256=9f86d0… bytes=48213
+//! lengths of the three parts: three u64, little-endian
+//! counters, configuration, normaliser, best weights: JSON
+//! actor and critic: burnpack
+//! Adam's moments: burnpack
+//! ```
+//!
+//! Burnpack, because it keeps the ids of the parameters, by which Adam's moments are found again.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::Bytes;
+use plimsoll_runtime::file::{FileError, write_whole};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::config::PpoConfig;
+use crate::model::ActorCritic;
+use crate::spread::FeatureSpread;
+use crate::trainer::Best;
+
+/// The newest format that this build reads and writes.
+const VERSION: u32 = 1;
+/// No saved training state is larger; a larger file is refused before anything is allocated.
+const BYTES_MAX: u64 = 1 << 30;
+/// Bytes of the lengths of the three parts.
+const LENGTHS_BYTES: usize = 24;
+
+/// A training state that could not be saved, or could not be resumed from.
+#[derive(Debug, thiserror::Error)]
+pub enum SavedStateError {
+    /// It could not be written.
+    #[error(transparent)]
+    Write(#[from] FileError),
+    /// It could not be made, read or used.
+    #[error("{}: {reason}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl SavedStateError {
+    pub(crate) fn unusable(path: &Path, reason: impl ToString) -> Self {
+        SavedStateError::Unusable { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// All but the tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Header {
+    pub(crate) config: PpoConfig,
+    pub(crate) seed: u64,
+    pub(crate) updates_done: usize,
+    pub(crate) transitions_done: u64,
+    pub(crate) spread: FeatureSpread,
+    pub(crate) best: Option<Best>,
+}
+
+/// Writes the state, whole or not at all.
+pub(crate) fn write(
+    path: &Path,
+    header: &Header,
+    model: &ActorCritic,
+    optimizer: &ModuleOptimizer,
+) -> Result<(), SavedStateError> {
+    let header = serde_json::to_vec(header).map_err(|error| SavedStateError::unusable(path, error))?;
+    let pack = |packed: Result<Bytes, RecordError>| packed.map_err(|error| SavedStateError::unusable(path, error));
+    let (model, optimizer) = (pack(model.clone().into_record().into_bytes())?, pack(optimizer.into_bytes())?);
+    let parts: [&[u8]; 3] = [&header, &model, &optimizer];
+    let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
+    let body = [lengths.as_flattened(), &parts.concat()].concat();
+    let line = format!("plimsoll training-state {VERSION} sha256={} bytes={}\n", sha256_hex(&body), body.len());
+    Ok(write_whole(path, &[line.as_bytes(), &body].concat())?)
+}
+
+/// Reads the state of a run of this configuration and seed into `model` and `optimizer`, which must be fresh.
+pub(crate) fn read(
+    path: &Path,
+    config: &PpoConfig,
+    seed: u64,
+    model: ActorCritic,
+    optimizer: ModuleOptimizer,
+) -> Result<(Header, ActorCritic, ModuleOptimizer), SavedStateError> {
+    let unusable = |reason: String| SavedStateError::unusable(path, reason);
+    let bytes = read_bounded(path).map_err(|error| unusable(error.to_string()))?;
+    let [header, model_pack, optimizer_pack] = open(&bytes).map_err(unusable)?;
+    let header: Header =
+        serde_json::from_slice(header).map_err(|error| unusable(format!("malformed training state: {error}")))?;
+    if let Some(difference) = difference(&header, config, seed) {
+        return Err(unusable(difference));
+    }
+    let bytes = |part: &[u8]| Bytes::from_bytes_vec(part.to_vec());
+    let malformed = |error: RecordError| unusable(format!("malformed training state: {error}"));
+    let record = ModuleRecord::from_bytes(bytes(model_pack)).map_err(malformed)?;
+    let model = model.try_load_record(record).map_err(malformed)?;
+    let optimizer = optimizer.from_bytes(bytes(optimizer_pack)).map_err(malformed)?;
+    Ok((header, model, optimizer))
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let length = std::fs::metadata(path)?.len();
+    if length > BYTES_MAX {
+        return Err(io::Error::other(format!("{length} bytes are more than any saved training state holds")));
+    }
+    std::fs::read(path)
+}
+
+/// The three parts of a file that is what it should be.
+fn open(bytes: &[u8]) -> Result<[&[u8]; 3], String> {
+    let foreign = || "not a saved plimsoll training state".to_owned();
+    let head = &bytes[..bytes.len().min(160)];
+    let newline = head.iter().position(|&byte| byte == b'\n').ok_or_else(foreign)?;
+    let line = std::str::from_utf8(&head[..newline]).map_err(|_| foreign())?;
+    let words = line.strip_prefix("plimsoll training-state ").ok_or_else(foreign)?;
+    let [version, digest, length] =
+        <[&str; 3]>::try_from(words.split(' ').collect::<Vec<_>>()).map_err(|_| foreign())?;
+    let version: u32 = version.parse().map_err(|_| foreign())?;
+    if version > VERSION {
+        return Err(format!("training state version {version} is newer than {VERSION}, the newest this build reads"));
+    }
+    let length: usize = length.strip_prefix("bytes=").and_then(|word| word.parse().ok()).ok_or_else(foreign)?;
+    let body = &bytes[newline + 1..];
+    if body.len() != length {
+        return Err(format!(
+            "truncated or extended: the header promises {length} bytes, the file holds {}",
+            body.len()
+        ));
+    }
+    if digest.strip_prefix("sha256=") != Some(&sha256_hex(body)) {
+        return Err("altered after it was written: its SHA-256 is not the one in its header".to_owned());
+    }
+    parts(body).ok_or_else(|| "malformed training state: its parts do not fill it".to_owned())
+}
+
+fn parts(body: &[u8]) -> Option<[&[u8]; 3]> {
+    let (lengths, mut rest) = body.split_at_checked(LENGTHS_BYTES)?;
+    let mut parts: [&[u8]; 3] = [&[]; 3];
+    for (part, length) in parts.iter_mut().zip(lengths.as_chunks::<8>().0) {
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+        (*part, rest) = rest.split_at_checked(length)?;
+    }
+    rest.is_empty().then_some(parts)
+}
+
+/// What distinguishes the saved run from the one to be resumed, if anything.
+fn difference(saved: &Header, config: &PpoConfig, seed: u64) -> Option<String> {
+    if saved.seed != seed {
+        return Some(format!("was begun with seed {}, not {seed}", saved.seed));
+    }
+    let (saved, given) = (serde_json::to_value(&saved.config).ok()?, serde_json::to_value(config).ok()?);
+    let (saved, given) = (saved.as_object()?, given.as_object()?);
+    let (key, value) = saved.iter().find(|(key, value)| given.get(*key) != Some(*value))?;
+    Some(format!("was begun with {key} = {value}, not {}", given.get(key)?))
+}
+
+fn sha256_hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trainer::Trainer;
+
+    fn config() -> PpoConfig {
+        PpoConfig { hidden: 4, critic_hidden: 4, ..PpoConfig::default() }
+    }
+
+    fn saved() -> (tempfile::TempDir, PathBuf, Vec<u8>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("toy.state");
+        Trainer::new(config(), 7).unwrap().save(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        (folder, path, bytes)
+    }
+
+    fn refusal(path: &Path, config: &PpoConfig, seed: u64) -> String {
+        Trainer::resume(path, config, seed).err().expect("refused").to_string()
+    }
+
+    #[test]
+    fn another_run_is_not_resumed() {
+        let (_folder, path, _) = saved();
+        assert!(refusal(&path, &config(), 8).ends_with("toy.state: was begun with seed 7, not 8"));
+        let other = PpoConfig { clip: 0.1, ..config() };
+        assert!(refusal(&path, &other, 7).ends_with("was begun with clip = 0.2, not 0.1"));
+    }
+
+    #[test]
+    fn damage_is_refused() {
+        let (_folder, path, whole) = saved();
+        let refused = |bytes: &[u8], expected: &str| {
+            std::fs::write(&path, bytes).unwrap();
+            let message = refusal(&path, &config(), 7);
+            assert!(message.contains(expected), "{message}");
+        };
+        for length in (0..whole.len()).step_by(97) {
+            let promised = length > whole.iter().position(|&byte| byte == b'\n').unwrap();
+            refused(&whole[..length], if promised { "truncated" } else { "not a saved plimsoll training state" });
+        }
+        let mut altered = whole.clone();
+        *altered.last_mut().unwrap() ^= 1;
+        refused(&altered, "altered after it was written");
+        let newer = String::from_utf8_lossy(&whole[..40]).replace("state 1", "state 9").into_bytes();
+        refused(&[&newer, &whole[40..]].concat(), "version 9 is newer than 1");
+        refused(b"plimsoll trace 1 sha256=0 bytes=0\n", "not a saved plimsoll training state");
+    }
+}

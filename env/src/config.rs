@@ -1,0 +1,210 @@
+//! The configuration of a model family: its workloads, what an agent trains on, and what it is judged by.
+//!
+//! One TOML file per family, in `configs/`. Every mistake in it is one line that names file, line and key.
+//! The `[ppo]` table belongs to the agent and is only carried here.
+
+mod error;
+mod keys;
+
+pub use error::{ConfigError, Problem};
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use plimsoll_runtime::plan::{Action, ActionSet};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::units::{Budget, Link};
+use crate::workload::{GptConfig, ResnetConfig, WorkloadConfig};
+use error::nearest;
+
+/// A model family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Decoder-only transformers.
+    Gpt,
+    /// Residual convolution nets.
+    Resnet,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::Gpt => "gpt",
+            Family::Resnet => "resnet",
+        })
+    }
+}
+
+/// A family's configuration file, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FamilyConfig {
+    /// Where it was read.
+    pub path: PathBuf,
+    /// The family of all its workloads.
+    pub family: Family,
+    /// The members, by name.
+    pub workloads: BTreeMap<String, WorkloadConfig>,
+    /// What the agent trains on.
+    pub randomisation: Randomisation,
+    /// The whole file.
+    pub text: String,
+    /// What policies are compared on.
+    pub evaluation: Evaluation,
+}
+
+/// The distribution that training episodes are drawn from.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Randomisation {
+    /// Names of the workloads.
+    pub workloads: Vec<String>,
+    /// Least and greatest budget as a share of the keep-all peak, drawn uniformly.
+    pub budget_share: [f64; 2],
+    /// Slowest and fastest link, drawn log-uniformly.
+    pub link: [Link; 2],
+    /// Least and greatest compute time that a copied byte costs, in nanoseconds, drawn uniformly.
+    pub contention_ns_per_byte: [f64; 2],
+    /// Standard deviation of the logarithm of the log-normal factor on operator times.
+    pub cost_noise: f64,
+}
+
+/// The points at which policies are compared.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Evaluation {
+    /// Names of the workloads.
+    pub workloads: Vec<String>,
+    /// Budgets, each for every workload.
+    pub budgets: Vec<Budget>,
+    /// The link.
+    pub link: Link,
+    /// Iterations that a real run takes.
+    pub iterations: usize,
+    /// Names of the baselines to compare with; whoever runs them knows which there are.
+    pub baselines: Vec<String>,
+    /// Which actions a plan may take.
+    #[serde(deserialize_with = "action_set")]
+    pub actions: ActionSet,
+}
+
+/// Reads `["keep", "swap", "recompute"]`. Keeping is allowed whether or not it is listed.
+fn action_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ActionSet, D::Error> {
+    let actions = Vec::<Action>::deserialize(deserializer)?;
+    Ok(ActionSet { swap: actions.contains(&Action::Swap), recompute: actions.contains(&Action::Recompute) })
+}
+
+/// The part of the file that belongs to the agent.
+#[derive(Deserialize)]
+struct AgentPart<P> {
+    #[serde(default)]
+    ppo: P,
+}
+
+/// The part of the file that says how to read the rest.
+#[derive(Deserialize)]
+struct Head {
+    family: Family,
+}
+
+/// The file as it stands, for workloads of one family.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document<W> {
+    family: Family,
+    workloads: BTreeMap<String, W>,
+    randomisation: Randomisation,
+    #[serde(default, rename = "ppo")]
+    _ppo: serde::de::IgnoredAny,
+    evaluation: Evaluation,
+}
+
+impl FamilyConfig {
+    /// Reads and checks a configuration file.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, error))?;
+        Self::parse(path, &text)
+    }
+
+    /// Checks `text`, which was read at `path`.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let head: Head = toml::from_str(text).map_err(|error| ConfigError::malformed(path, text, error))?;
+        let config = match head.family {
+            Family::Gpt => Self::of::<GptConfig>(path, text, WorkloadConfig::Gpt)?,
+            Family::Resnet => Self::of::<ResnetConfig>(path, text, WorkloadConfig::Resnet)?,
+        };
+        config.check().map_err(|(key, problem)| ConfigError::at_key(path, text, key, problem))?;
+        Ok(config)
+    }
+
+    /// The agent's own table, `[ppo]`, as the agent reads it.
+    pub fn ppo<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
+        let part: AgentPart<P> =
+            toml::from_str(&self.text).map_err(|error| ConfigError::malformed(&self.path, &self.text, error))?;
+        Ok(part.ppo)
+    }
+
+    fn of<W: DeserializeOwned>(path: &Path, text: &str, wrap: fn(W) -> WorkloadConfig) -> Result<Self, ConfigError> {
+        let document: Document<W> = toml::from_str(text).map_err(|error| ConfigError::malformed(path, text, error))?;
+        Ok(FamilyConfig {
+            path: path.to_owned(),
+            family: document.family,
+            workloads: document.workloads.into_iter().map(|(name, config)| (name, wrap(config))).collect(),
+            randomisation: document.randomisation,
+            text: text.to_owned(),
+            evaluation: document.evaluation,
+        })
+    }
+
+    /// The workload of that name.
+    pub fn workload(&self, name: &str) -> Result<&WorkloadConfig, ConfigError> {
+        self.find(name).map_err(|problem| ConfigError::in_file(&self.path, problem))
+    }
+
+    fn find(&self, name: &str) -> Result<&WorkloadConfig, Problem> {
+        self.workloads.get(name).ok_or_else(|| Problem::UnknownWorkload {
+            name: name.to_owned(),
+            nearest: nearest(name, self.workloads.keys().map(String::as_str)),
+        })
+    }
+
+    /// Finds the first value that makes no sense, with the path of its key.
+    fn check(&self) -> Result<(), (String, Problem)> {
+        for (name, workload) in &self.workloads {
+            workload.validate().map_err(|implausible| {
+                (format!("workloads.{name}.{}", implausible.key), Problem::Implausible { rule: implausible.rule })
+            })?;
+        }
+        for (table, names) in
+            [("randomisation", &self.randomisation.workloads), ("evaluation", &self.evaluation.workloads)]
+        {
+            let key = || format!("{table}.workloads");
+            require(key, !names.is_empty(), "must name at least one workload")?;
+            names.iter().try_for_each(|name| self.find(name).map(drop)).map_err(|problem| (key(), problem))?;
+        }
+        let Randomisation { budget_share: [least, most], link: [slowest, fastest], .. } = self.randomisation;
+        let Randomisation { contention_ns_per_byte: [lightest, heaviest], cost_noise, .. } = self.randomisation;
+        let share = 0.0 < least && least <= most && most.is_finite();
+        require(|| "randomisation.budget_share".into(), share, "must be two shares above 0, the lesser first")?;
+        require(|| "randomisation.link".into(), slowest <= fastest, "must be two links, the slower first")?;
+        let contention = 0.0 <= lightest && lightest <= heaviest && heaviest.is_finite();
+        let rule = "must be two times of at least 0, the lesser first";
+        require(|| "randomisation.contention_ns_per_byte".into(), contention, rule)?;
+        let noise = cost_noise.is_finite() && cost_noise >= 0.0;
+        require(|| "randomisation.cost_noise".into(), noise, "must be at least 0")?;
+        let Evaluation { budgets, iterations, .. } = &self.evaluation;
+        require(|| "evaluation.budgets".into(), !budgets.is_empty(), "must hold at least one budget")?;
+        require(|| "evaluation.iterations".into(), *iterations >= 1, "must be at least 1")
+    }
+}
+
+fn require(key: impl Fn() -> String, holds: bool, rule: &str) -> Result<(), (String, Problem)> {
+    if holds { Ok(()) } else { Err((key(), Problem::Implausible { rule: rule.to_owned() })) }
+}
+
+#[cfg(test)]
+mod tests;

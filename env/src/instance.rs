@@ -1,0 +1,58 @@
+//! An instance: one planning problem, and what the hand-written policies make of it.
+
+use std::sync::Arc;
+
+use plimsoll_runtime::baselines::baseline;
+use plimsoll_runtime::{ActionSet, Lineage, Link, Planned, Prediction, Problem, Trace, plan};
+
+/// The policies whose best feasible plan is the reference of the reward.
+pub const REFERENCES: [&str; 5] = ["dtr", "capuchin", "lru", "chen", "vdnn-all"];
+
+/// A planning problem that owns what it is about.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// The recorded iteration.
+    pub trace: Arc<Trace>,
+    /// Its lineage.
+    pub lineage: Arc<Lineage>,
+    /// What copies cost.
+    pub link: Link,
+    /// Device bytes that must not be exceeded.
+    pub budget_bytes: u64,
+    /// Evictions that may be used.
+    pub actions: ActionSet,
+}
+
+impl Instance {
+    /// The problem, as planners take it.
+    pub fn problem(&self) -> Problem<'_> {
+        Problem {
+            trace: &self.trace,
+            lineage: &self.lineage,
+            link: self.link,
+            budget_bytes: self.budget_bytes,
+            actions: self.actions,
+        }
+    }
+
+    /// What `policy` makes of it; none where no baseline has that name.
+    pub fn plan_with(&self, policy: &str) -> Option<Planned> {
+        let mut policy = baseline(policy, 0)?;
+        Some(plan(self.problem(), policy.as_mut()))
+    }
+
+    /// The least overhead of a reference policy that holds the budget, or none if none does.
+    pub fn reference_overhead(&self) -> Option<f64> {
+        REFERENCES
+            .iter()
+            .filter_map(|name| self.plan_with(name))
+            .filter(Planned::fits)
+            .map(|planned| self.overhead(&planned.prediction))
+            .min_by(f64::total_cmp)
+    }
+
+    /// Predicted makespan over the keep-all makespan, less one.
+    pub fn overhead(&self, prediction: &Prediction) -> f64 {
+        prediction.makespan_ns as f64 / self.lineage.keep_all_makespan_ns() as f64 - 1.0
+    }
+}

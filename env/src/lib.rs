@@ -1,0 +1,24 @@
+//! Gym-like environments for placement, and what they are made of: training loops, recordings, instances, rewards.
+//!
+//! ```text
+//! configuration ──► workload ──► recording ──► instance ──► walk ──► predicted or real environment
+//! ```
+//!
+//! Nothing here knows how a policy is learned or compared.
+
+pub mod config;
+pub mod device;
+pub mod environment;
+pub mod instance;
+pub mod predicted;
+pub mod real;
+pub mod recording;
+pub mod reward;
+pub mod units;
+mod walk;
+pub mod workload;
+
+pub use environment::{Environment, Observation, StepResult};
+pub use instance::Instance;
+pub use predicted::{Domain, PredictedEnvironment};
+pub use real::TorchEnvironment;

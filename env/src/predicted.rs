@@ -1,0 +1,138 @@
+//! The predicted environment: the timeline on recorded traces, with hardware that differs from episode to episode.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use plimsoll_runtime::{ActionSet, Choice, Lineage, Link, Plan, Sweep, Trace};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, LogNormal};
+
+use crate::environment::{Environment, Observation, StepResult};
+use crate::instance::Instance;
+use crate::reward::plan_reward;
+use crate::walk::Walk;
+
+/// Draws that are tried for an instance on which something can be learned.
+const DRAWS_MAX: usize = 32;
+/// Instances that a hand-written policy solves at less overhead than this teach nothing.
+const TRIVIAL_OVERHEAD: f64 = 0.002;
+
+/// The distribution that instances are drawn from.
+#[derive(Clone, Debug)]
+pub struct Domain {
+    /// Recorded iterations, each as likely as the others.
+    pub traces: Vec<Arc<Trace>>,
+    /// Least and greatest budget as a share of the keep-all peak, drawn uniformly.
+    pub budget_share: [f64; 2],
+    /// Slowest and fastest link in bytes per second, drawn log-uniformly.
+    pub link_bytes_per_s: [f64; 2],
+    /// Standard deviation of the logarithm of the log-normal factor on each operator's time.
+    pub cost_noise: f64,
+    /// Latency of every copy.
+    pub latency_ns: u64,
+    /// Least and greatest compute time that a copied byte costs, drawn uniformly.
+    pub contention_ns_per_byte: [f64; 2],
+    /// Evictions that may be used.
+    pub actions: ActionSet,
+    /// Steps after which an episode is truncated.
+    pub steps_max: usize,
+}
+
+impl Domain {
+    /// An instance and the overhead of the best reference policy on it. The same seed gives the same instance.
+    ///
+    /// Draws again where there is nothing to decide, where no reference policy holds the budget, or where one does at
+    /// next to no overhead; the last draw is taken as it is if every one was such.
+    ///
+    /// # Panics
+    ///
+    /// If no draw leaves anything to decide.
+    pub fn draw(&self, seed: u64) -> (Instance, f64) {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut fallback = None;
+        for _ in 0..DRAWS_MAX {
+            let instance = self.draw_once(&mut random);
+            let undecided = Sweep::new(instance.problem(), Plan::keep_all(instance.lineage.windows().len()));
+            if undecided.pressure().is_none() {
+                continue;
+            }
+            match instance.reference_overhead() {
+                Some(overhead) if overhead > TRIVIAL_OVERHEAD => return (instance, overhead),
+                Some(overhead) => fallback = Some((instance, overhead)),
+                None => fallback = fallback.or(Some((instance, 1.0))),
+            }
+        }
+        fallback.expect("some instance of the domain asks for a decision")
+    }
+
+    fn draw_once(&self, random: &mut ChaCha8Rng) -> Instance {
+        let trace = &self.traces[random.random_range(0..self.traces.len())];
+        let trace = if self.cost_noise > 0.0 { Arc::new(self.jittered(trace, random)) } else { trace.clone() };
+        let lineage = Arc::new(Lineage::of(&trace));
+        let between = |[low, high]: [f64; 2], at: f64| low + (high - low) * at;
+        let share = between(self.budget_share, random.random());
+        let log_rate = between(self.link_bytes_per_s.map(f64::ln), random.random());
+        let budget_bytes = (share * lineage.keep_all_peak_bytes() as f64) as u64;
+        let contention_ns_per_byte = between(self.contention_ns_per_byte, random.random());
+        let link = Link { contention_ns_per_byte, ..Link::symmetric(log_rate.exp(), self.latency_ns) };
+        Instance { trace, lineage, link, budget_bytes, actions: self.actions }
+    }
+
+    fn jittered(&self, trace: &Trace, random: &mut ChaCha8Rng) -> Trace {
+        let factor = LogNormal::new(0.0, self.cost_noise).expect("the configuration checks that the noise is finite");
+        let mut trace = trace.clone();
+        for operator in &mut trace.operators {
+            operator.cost_ns = (operator.cost_ns as f64 * factor.sample(random)) as u64;
+        }
+        trace
+    }
+}
+
+/// Rewards what the timeline predicts.
+pub struct PredictedEnvironment {
+    domain: Arc<Domain>,
+    /// The last instance drawn, by its seed: the same one is often rolled out several times.
+    drawn: Option<(u64, Instance, f64)>,
+    episode: Option<(Walk, f64)>,
+}
+
+impl PredictedEnvironment {
+    /// An environment whose episodes are drawn from `domain`.
+    pub fn new(domain: Arc<Domain>) -> Self {
+        PredictedEnvironment { domain, drawn: None, episode: None }
+    }
+}
+
+impl Environment for PredictedEnvironment {
+    type Error = Infallible;
+
+    fn reset(&mut self, seed: u64) -> Result<Observation, Infallible> {
+        if self.drawn.as_ref().is_none_or(|(drawn, ..)| *drawn != seed) {
+            let (instance, reference_overhead) = self.domain.draw(seed);
+            self.drawn = Some((seed, instance, reference_overhead));
+        }
+        let (_, instance, reference_overhead) = self.drawn.as_ref().expect("drawn above");
+        let walk = Walk::start(instance.clone(), self.domain.steps_max);
+        let observation = walk.observe();
+        self.episode = Some((walk, *reference_overhead));
+        Ok(observation)
+    }
+
+    fn step(&mut self, choice: Choice) -> Result<StepResult, Infallible> {
+        let (walk, reference_overhead) = self.episode.as_mut().expect("reset starts an episode");
+        walk.take(choice);
+        let mut reward = 0.0;
+        if walk.is_complete() {
+            let (prediction, instance) = (walk.prediction(), walk.instance());
+            let overhead = instance.overhead(&prediction);
+            reward = plan_reward(overhead, *reference_overhead, prediction.over_budget_bytes, instance.budget_bytes);
+        }
+        Ok(StepResult {
+            observation: walk.observe(),
+            reward,
+            terminated: walk.is_complete(),
+            truncated: walk.is_truncated(),
+        })
+    }
+}

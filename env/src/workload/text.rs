@@ -1,0 +1,85 @@
+//! A text to learn character by character.
+
+use rand::{Rng, RngExt};
+
+/// Cicero, *De finibus bonorum et malorum*, book 1 (see `env/data/README.md`).
+const DE_FINIBUS: &str = include_str!("../../data/de-finibus-1.txt");
+
+/// A text as indices into its own alphabet.
+pub(super) struct Text {
+    alphabet: Vec<char>,
+    tokens: Vec<i64>,
+}
+
+/// Inputs and, one character further on, what is to be predicted.
+pub(super) struct TextBatch {
+    /// Row-major `[batch, sequence]`.
+    pub inputs: Vec<i64>,
+    /// Row-major `[batch, sequence]`.
+    pub targets: Vec<i64>,
+}
+
+impl Text {
+    /// The text that the `gpt` family learns.
+    pub fn de_finibus() -> Self {
+        let mut alphabet: Vec<char> = DE_FINIBUS.chars().collect();
+        alphabet.sort_unstable();
+        alphabet.dedup();
+        let token = |character| alphabet.partition_point(|&other| other < character) as i64;
+        let tokens = DE_FINIBUS.chars().map(token).collect();
+        Text { alphabet, tokens }
+    }
+
+    /// How many different characters occur.
+    pub fn alphabet_size(&self) -> i64 {
+        self.alphabet.len() as i64
+    }
+
+    /// How many characters the text has.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Cuts `batch` passages of `sequence` characters, each from where `draw` says.
+    pub fn cut(&self, draw: &mut impl Rng, batch: usize, sequence: usize) -> TextBatch {
+        let mut cut = TextBatch { inputs: Vec::new(), targets: Vec::new() };
+        for _ in 0..batch {
+            let start = draw.random_range(0..self.len() - sequence);
+            cut.inputs.extend_from_slice(&self.tokens[start..start + sequence]);
+            cut.targets.extend_from_slice(&self.tokens[start + 1..start + sequence + 1]);
+        }
+        cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    #[test]
+    fn tokens_spell_the_text() {
+        let text = Text::de_finibus();
+        let spelled: String = text.tokens.iter().map(|&token| text.alphabet[token as usize]).collect();
+        assert_eq!(spelled, DE_FINIBUS);
+    }
+
+    #[test]
+    fn targets_are_the_next_characters() {
+        let text = Text::de_finibus();
+        let batch = text.cut(&mut ChaCha8Rng::seed_from_u64(1), 3, 8);
+        assert_eq!(batch.inputs.len(), 24);
+        for (inputs, targets) in batch.inputs.chunks(8).zip(batch.targets.chunks(8)) {
+            assert_eq!(inputs[1..], targets[..7]);
+        }
+    }
+
+    #[test]
+    fn the_longest_passage_fits() {
+        let text = Text::de_finibus();
+        let batch = text.cut(&mut ChaCha8Rng::seed_from_u64(1), 1, text.len() - 1);
+        assert_eq!(batch.targets.last(), text.tokens.last());
+    }
+}

@@ -1,0 +1,161 @@
+//! `plimsoll evaluate`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use clap::Args;
+use plimsoll_env::config::FamilyConfig;
+use serde::Serialize;
+
+use super::train::command_line;
+use crate::chosen::{Chosen, DECODES};
+use crate::evaluation::{Comparison, broken_promises};
+use crate::loops::{LinkFlag, LoopFlags, emulated};
+use crate::progress;
+use crate::results::{PointResult, write_json};
+use crate::table::{Table, mib, percent};
+use crate::tensorboard::RunLog;
+
+/// Flags.
+#[derive(Args)]
+pub struct Arguments {
+    /// Configuration of the model family; its table [evaluation] says what to compare on
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The policy to compare with the baselines of the configuration: a file, or another baseline
+    #[arg(long, value_name = "FILE|BASELINE")]
+    policy: String,
+    /// Run every plan on the real training loop, interleaved with untouched iterations
+    #[arg(long)]
+    real: bool,
+    /// Sampled decodes of a learned policy beside the greedy one
+    #[arg(long, default_value_t = DECODES, value_name = "N")]
+    decodes: u64,
+    /// Where to write one TensorBoard run per policy
+    #[arg(long, value_name = "DIR")]
+    logdir: Option<PathBuf>,
+    /// Where to write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    link: LinkFlag,
+    #[command(flatten)]
+    flags: LoopFlags,
+}
+
+/// All that one call found out, with the command that did.
+#[derive(Serialize)]
+struct Report<'a> {
+    command: String,
+    results: &'a [PointResult],
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let config = FamilyConfig::load(&arguments.config)?;
+    let policies = policies(&config, &arguments.policy)?;
+    for policy in &policies {
+        policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
+    }
+    let comparison = Comparison {
+        config: &config,
+        policies: &policies,
+        link: emulated(arguments.link.link.unwrap_or(config.evaluation.link)),
+        link_emulated: true,
+        decodes: arguments.decodes,
+        real: arguments.real,
+        flags: &arguments.flags,
+    };
+    let points = config.evaluation.workloads.len() * config.evaluation.budgets.len() * policies.len();
+    let bar = progress::bar(points as u64, &format!("evaluating {}", config.family));
+    let mut results = Vec::with_capacity(points);
+    for workload in &config.evaluation.workloads {
+        results.extend(comparison.on(workload, |point| {
+            bar.set_message(format!("{} at {} MiB", point.policy, mib(point.budget_bytes)));
+            bar.inc(1);
+        })?);
+    }
+    bar.finish_and_clear();
+    if let Some(path) = &arguments.json {
+        write_json(path, &Report { command: command_line(), results: &results })?;
+    }
+    if let Some(logdir) = &arguments.logdir {
+        write_events(logdir, &policies, &results)?;
+    }
+    print(&comparison, &results);
+    let broken = broken_promises(&policies, &results);
+    if !broken.is_empty() {
+        bail!("{}", broken.join("; "));
+    }
+    Ok(())
+}
+
+/// The policy first, then the baselines of the configuration.
+fn policies(config: &FamilyConfig, policy: &str) -> anyhow::Result<Vec<Chosen>> {
+    let baselines = config.evaluation.baselines.iter().map(String::as_str).filter(|name| *name != policy);
+    std::iter::once(policy).chain(baselines).map(Chosen::parse).collect()
+}
+
+/// The part of a policy's name that can name a directory.
+fn run_name(policy: &str) -> String {
+    Path::new(policy).file_stem().map_or_else(|| policy.to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
+/// One run per policy; the step is the budget in percent of the keep-all peak.
+fn write_events(logdir: &Path, policies: &[Chosen], results: &[PointResult]) -> anyhow::Result<()> {
+    for policy in policies {
+        let mut log = RunLog::create(logdir.join(run_name(policy.name())))?;
+        for result in results.iter().filter(|result| result.policy == policy.name()) {
+            let step = (100.0 * result.budget_bytes as f64 / result.keep_all_peak_bytes as f64).round() as u64;
+            let mut scalar = |name: &str, value: f64| log.scalar(&format!("{}/{name}", result.workload), step, value);
+            let share = |bytes: u64| bytes as f64 / result.keep_all_peak_bytes as f64;
+            scalar("feasible", f64::from(u8::from(result.feasible)))?;
+            scalar("decide_ms", result.decide_ns as f64 / 1e6)?;
+            if result.feasible {
+                scalar("predicted_overhead", result.predicted.overhead)?;
+                scalar("predicted_peak_share", share(result.predicted.peak_bytes))?;
+            }
+            if let Some(measured) = result.measured {
+                scalar("measured_overhead", measured.overhead)?;
+                scalar("measured_peak_share", share(measured.peak_bytes))?;
+            }
+        }
+        log.flush()?;
+    }
+    Ok(())
+}
+
+fn print(comparison: &Comparison<'_>, results: &[PointResult]) {
+    let bandwidth = comparison.link.offload_bytes_per_s / 1e9;
+    println!("{} family, emulated link of {bandwidth} GB/s; peaks in MiB", comparison.config.family);
+    let mut table = Table::new([
+        "workload",
+        "budget",
+        "policy",
+        "decided by",
+        "predicted",
+        "measured",
+        "held",
+        "predicted",
+        "measured",
+        "identical",
+    ]);
+    let dash = || "–".to_owned();
+    let yes = |answer: Option<bool>| answer.map_or_else(dash, |yes| if yes { "yes" } else { "NO" }.to_owned());
+    for result in results {
+        let predicted = result.feasible.then_some(result.predicted);
+        table.row([
+            result.workload.clone(),
+            mib(result.budget_bytes),
+            run_name(&result.policy),
+            if result.feasible { result.decided_by.clone() } else { "does not fit".to_owned() },
+            mib(result.predicted.peak_bytes),
+            result.measured.map_or_else(dash, |cost| mib(cost.peak_bytes)),
+            yes(result.held),
+            predicted.map_or_else(dash, |cost| percent(cost.overhead)),
+            result.measured.map_or_else(dash, |cost| percent(cost.overhead)),
+            yes(result.identical),
+        ]);
+    }
+    print!("{table}");
+}

@@ -1,0 +1,111 @@
+//! `plimsoll inspect`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use plimsoll_runtime::observation::FEATURE_TABLE;
+use plimsoll_runtime::trace::OperatorId;
+use plimsoll_runtime::{FileKind, Lineage, PlanFile, PolicyFile, Trace};
+
+use crate::table::{Table, mib, milliseconds};
+
+/// Flags.
+#[derive(Args)]
+pub struct Arguments {
+    /// A trace, plan or policy file
+    file: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    match FileKind::of(&arguments.file)? {
+        FileKind::Trace => trace(&Trace::load(&arguments.file)?),
+        FileKind::Plan => plan(&PlanFile::load(&arguments.file)?),
+        FileKind::Policy => policy(&PolicyFile::load(&arguments.file)?),
+    }
+    Ok(())
+}
+
+fn trace(trace: &Trace) {
+    let lineage = Lineage::of(trace);
+    println!("trace of {} (family {}) on {}", trace.workload, trace.family, trace.device);
+    println!("fingerprint {}", trace.fingerprint());
+    println!(
+        "{} operators, {} storages, {} windows, {} of them recomputable",
+        trace.operators.len(),
+        trace.storages.len(),
+        lineage.windows().len(),
+        lineage.windows().iter().filter(|window| window.recomputable).count(),
+    );
+    println!(
+        "peak {} MiB, makespan {} ms (median of {} iterations)",
+        mib(trace.peak_bytes),
+        milliseconds(trace.makespan_ns),
+        trace.recorded_iterations,
+    );
+    let mut classes = BTreeMap::new();
+    for storage in &trace.storages {
+        let (count, bytes) = classes.entry(storage.class).or_insert((0u64, 0u64));
+        *count += 1;
+        *bytes += storage.bytes;
+    }
+    let mut table = Table::new(["class", "storages", "MiB"]);
+    for (class, (count, bytes)) in classes {
+        table.row([format!("{class:?}"), count.to_string(), mib(bytes)]);
+    }
+    println!("\n{table}");
+    let mut reasons = BTreeMap::new();
+    for (index, operator) in trace.operators.iter().enumerate() {
+        if let Some(why) = &operator.not_replayable {
+            let name = trace.operator_name(OperatorId(index as u32));
+            *reasons.entry((name, why.as_str())).or_insert(0u64) += 1;
+        }
+    }
+    if !reasons.is_empty() {
+        let mut table = Table::new(["operator that is not rerun", "why", "times"]);
+        for ((name, why), count) in reasons {
+            table.row([name.to_owned(), why.to_owned(), count.to_string()]);
+        }
+        println!("{table}");
+    }
+    let mut locked = BTreeMap::new();
+    for storage in &trace.storages {
+        if let Some(why) = &storage.locked {
+            let (count, bytes) = locked.entry(why.as_str()).or_insert((0u64, 0u64));
+            *count += 1;
+            *bytes += storage.bytes;
+        }
+    }
+    if !locked.is_empty() {
+        let mut table = Table::new(["why storages are locked", "storages", "MiB"]);
+        for (why, (count, bytes)) in locked {
+            table.row([why.to_owned(), count.to_string(), mib(bytes)]);
+        }
+        println!("{table}");
+    }
+}
+
+fn plan(file: &PlanFile) {
+    let counts = file.plan.counts();
+    println!("plan for {} (trace {}) by {}", file.workload, file.fingerprint, file.policy);
+    println!("budget {} MiB", mib(file.budget_bytes));
+    println!("{} windows kept, {} swapped, {} recomputed", counts.keep, counts.swap, counts.recompute);
+}
+
+fn policy(file: &PolicyFile) {
+    let provenance = &file.provenance;
+    println!("policy for the family {}", file.family);
+    println!("{} parameters, {} features", file.weights.parameters(), FEATURE_TABLE.len());
+    println!("actions: keep{}{}", yes(file.actions.swap, ", swap"), yes(file.actions.recompute, ", recompute"));
+    println!("made by: {}", provenance.command);
+    println!("seed {}, commit {}, {}", provenance.seed, provenance.commit, provenance.date);
+    println!("trained for {:.0} s", provenance.training_seconds);
+    for (name, value) in &provenance.quality {
+        println!("{name}: {value:.4}");
+    }
+}
+
+fn yes(condition: bool, text: &str) -> &str {
+    if condition { text } else { "" }
+}

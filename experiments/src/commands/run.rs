@@ -1,0 +1,117 @@
+//! `plimsoll run`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use plimsoll_env::Instance;
+use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::real::run_plan;
+use plimsoll_env::units::Budget;
+use plimsoll_runtime::{ActionSet, Lineage};
+
+use super::plan::parse_actions;
+use crate::chosen::{Chosen, DECODES};
+use crate::loops::{LinkFlag, LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
+use crate::results::{PointResult, write_json};
+use crate::table::{mib, milliseconds, percent};
+
+/// Flags.
+#[derive(Args)]
+pub struct Arguments {
+    /// Configuration of the model family
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Name of the workload in the configuration
+    #[arg(long, value_name = "NAME")]
+    workload: String,
+    /// A policy file, or the name of a baseline
+    #[arg(long, value_name = "FILE|BASELINE")]
+    policy: String,
+    /// Device bytes, such as 512MiB, or a share of the keep-all peak, such as 60%
+    #[arg(long, value_name = "BUDGET")]
+    budget: Budget,
+    /// Iterations under the budget, after those that record the loop
+    #[arg(long, value_name = "N")]
+    iterations: usize,
+    /// Actions that the plan may take
+    #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
+    actions: ActionSet,
+    /// Sampled decodes of a learned policy beside the greedy one
+    #[arg(long, default_value_t = DECODES, value_name = "N")]
+    decodes: u64,
+    /// Put an untouched iteration before each planned one, to compare makespans on a noisy machine
+    #[arg(long)]
+    interleave: bool,
+    /// Run the untouched loop as well, and compare losses and final parameters bit for bit
+    #[arg(long)]
+    verify: bool,
+    #[command(flatten)]
+    link: LinkFlag,
+    #[command(flatten)]
+    flags: LoopFlags,
+    /// Where to write the result as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let config = FamilyConfig::load(&arguments.config)?;
+    let policy = Chosen::parse(&arguments.policy)?;
+    config.workload(&arguments.workload)?;
+    policy.warn_of_mismatch(&config.family.to_string(), arguments.actions);
+    let mut open = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, RECORDED_ITERATIONS)?;
+    let instance = Instance {
+        lineage: Arc::new(Lineage::of(&open.trace)),
+        link: arguments.link.resolve(),
+        budget_bytes: arguments.budget.resolve(open.trace.peak_bytes),
+        actions: arguments.actions,
+        trace: Arc::new(open.trace),
+    };
+    let decided = policy.plan_or_refuse(instance.problem(), arguments.decodes)?;
+    let emulated = arguments.link.is_emulated();
+    let mut result = PointResult::planned(policy.name(), &instance.problem(), emulated, &decided);
+    let plan = &decided.planned.plan;
+    let measured = run_plan(
+        open.session,
+        open.workload.as_mut(),
+        &instance,
+        plan,
+        arguments.iterations,
+        emulated,
+        arguments.interleave,
+    )?;
+    result.measure(&measured, instance.trace.makespan_ns);
+    result.losses = [open.losses, measured.losses].concat();
+    if arguments.verify {
+        let untouched = Untouched::run(&config, &arguments.workload, &arguments.flags, result.losses.len())?;
+        let identical =
+            untouched.has_losses(0, &result.losses) && untouched.has_variables_of(open.workload.as_ref())?;
+        result.identical = Some(identical);
+    }
+    if let Some(path) = &arguments.json {
+        write_json(path, &result)?;
+    }
+    let cost = result.measured.expect("measured above");
+    println!(
+        "{} on {} at {} MiB{}: peak {} MiB ({}), makespan {} ms ({}, predicted {}){}",
+        policy.name(),
+        arguments.workload,
+        mib(result.budget_bytes),
+        if emulated { ", emulated link" } else { "" },
+        mib(cost.peak_bytes),
+        if result.held == Some(true) { "budget held" } else { "OVER BUDGET" },
+        milliseconds(cost.makespan_ns),
+        percent(cost.overhead),
+        percent(result.predicted.overhead),
+        match result.identical {
+            None => "",
+            Some(true) => ", bit-identical to the untouched loop",
+            Some(false) => ", NOT identical to the untouched loop",
+        },
+    );
+    anyhow::ensure!(result.held == Some(true), "the measured peak of {} bytes exceeds the budget", cost.peak_bytes);
+    anyhow::ensure!(result.identical != Some(false), "losses or parameters differ from those of the untouched loop");
+    Ok(())
+}

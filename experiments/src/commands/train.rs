@@ -1,0 +1,243 @@
+//! `plimsoll train`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use indicatif::ProgressBar;
+use plimsoll_agent::{PpoConfig, Trainer, UpdateReport, greedy_return};
+use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::{Domain, PredictedEnvironment};
+use plimsoll_runtime::Trace;
+use plimsoll_runtime::policy_file::Provenance;
+use serde_json::Value;
+
+use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS, RecordedLoop};
+use crate::progress;
+use crate::tensorboard::{Hyperparameter, RunLog};
+
+/// Updates between two validations.
+const VALIDATION_INTERVAL: usize = 5;
+/// Instances that a validation is made of. Their seeds are far from those of the rollouts.
+const VALIDATION_SEEDS: std::ops::Range<u64> = 0x5eed_0000_0000..0x5eed_0000_0018;
+/// Steps after which an episode is truncated: far beyond any plan of the workloads at hand.
+const STEPS_MAX: usize = 4096;
+
+/// Flags.
+#[derive(Args)]
+pub struct Arguments {
+    /// Configuration of the model family; its tables [randomisation] and [ppo] say what and how to train
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Where to write the policy; FILE.state and FILE.traces hold the training state and the traces beside it
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Go on from FILE.state where an earlier call was interrupted
+    #[arg(long)]
+    resume: bool,
+    /// Updates to make, in place of the configuration's
+    #[arg(long, value_name = "N")]
+    updates: Option<usize>,
+    /// Where TensorBoard finds the training run
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    logdir: PathBuf,
+    #[command(flatten)]
+    flags: LoopFlags,
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let started = Instant::now();
+    keep_freed_memory();
+    let config = FamilyConfig::load(&arguments.config)?;
+    let mut ppo: PpoConfig = config.ppo()?;
+    ppo.updates = arguments.updates.unwrap_or(ppo.updates);
+    ppo.validate().with_context(|| format!("{}: ppo", config.path.display()))?;
+    let state = beside(&arguments.out, "state");
+    let mut trainer = if arguments.resume {
+        Trainer::resume(&state, &ppo, arguments.flags.seed)?
+    } else {
+        Trainer::new(ppo, arguments.flags.seed)?
+    };
+    // Fails before an hour of training does.
+    trainer.save(&state)?;
+    let domain = Arc::new(domain(&config, traces(&config, &arguments)?));
+    let interrupted = watch_for_interrupt()?;
+    let mut log = RunLog::create(arguments.logdir.join(format!("train-{}-{}", config.family, arguments.flags.seed)))?;
+    describe(&mut log, &config, &trainer)?;
+    let bar = progress::bar(trainer.config().updates as u64, &format!("training {}", config.family));
+    bar.set_position(trainer.updates_done() as u64);
+    bar.reset_eta();
+    let trained = train(&mut trainer, &domain, &state, &interrupted, &mut log, &bar);
+    bar.finish_and_clear();
+    trained?;
+    if !trainer.is_finished() {
+        bail!("interrupted after {} updates; --resume goes on from {}", trainer.updates_done(), state.display());
+    }
+    let best = trainer.best().context("no update was validated")?;
+    let provenance = Provenance {
+        command: command_line(),
+        configuration: config.text.clone(),
+        seed: arguments.flags.seed,
+        commit: commit(),
+        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        training_seconds: started.elapsed().as_secs_f64(),
+        quality: [
+            ("validation_return".to_owned(), best.validation_return),
+            ("best_after_updates".to_owned(), best.updates_done as f64),
+            ("updates".to_owned(), trainer.updates_done() as f64),
+        ]
+        .into(),
+    };
+    let validation_return = best.validation_return;
+    trainer.policy_file(&config.family.to_string(), domain.actions, provenance)?.save(&arguments.out)?;
+    println!(
+        "{}: {} updates in {:.0} s, validation return {validation_return:+.3} (0 is the best heuristic)",
+        arguments.out.display(),
+        trainer.updates_done(),
+        started.elapsed().as_secs_f64(),
+    );
+    println!("{}: its course, for TensorBoard", log.path().display());
+    Ok(())
+}
+
+/// Training frees and allocates the same blocks over and over; giving them back to the system in between costs a third
+/// of the time.
+fn keep_freed_memory() {
+    // SAFETY: sets two parameters of the C allocator.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
+}
+
+/// `policy.state` for `policy`.
+fn beside(path: &Path, extension: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{extension}"));
+    path.with_file_name(name)
+}
+
+/// The traces to train on: recorded now, or those that the interrupted call recorded.
+fn traces(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<Vec<Arc<Trace>>> {
+    let folder = beside(&arguments.out, "traces");
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let trace = |name: &String| -> anyhow::Result<Arc<Trace>> {
+        let path = folder.join(format!("{name}.plimsoll"));
+        if arguments.resume {
+            return Ok(Arc::new(Trace::load(&path)?));
+        }
+        let recorded = RecordedLoop::open(config, name, &arguments.flags, RECORDED_ITERATIONS)?;
+        recorded.trace.save(&path)?;
+        Ok(Arc::new(recorded.trace))
+    };
+    config.randomisation.workloads.iter().map(trace).collect()
+}
+
+fn domain(config: &FamilyConfig, traces: Vec<Arc<Trace>>) -> Domain {
+    let randomisation = &config.randomisation;
+    Domain {
+        traces,
+        budget_share: randomisation.budget_share,
+        link_bytes_per_s: randomisation.link.map(|link| link.bytes_per_second()),
+        cost_noise: randomisation.cost_noise,
+        latency_ns: LATENCY_NS,
+        contention_ns_per_byte: randomisation.contention_ns_per_byte,
+        actions: config.evaluation.actions,
+        steps_max: STEPS_MAX,
+    }
+}
+
+fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = interrupted.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
+    Ok(interrupted)
+}
+
+/// What the run is about: its hyperparameters and its configuration.
+fn describe(log: &mut RunLog, config: &FamilyConfig, trainer: &Trainer) -> anyhow::Result<()> {
+    let table = serde_json::to_value(trainer.config())?;
+    let hparams = table.as_object().into_iter().flatten().map(|(key, value)| {
+        let value = match value {
+            Value::Bool(flag) => Hyperparameter::Flag(*flag),
+            Value::Number(number) => Hyperparameter::Number(number.as_f64().unwrap_or(f64::NAN)),
+            other => Hyperparameter::Text(other.to_string()),
+        };
+        (key.as_str(), value)
+    });
+    log.hparams(hparams)?;
+    log.text("configuration", 0, &format!("```toml\n{}\n```", config.text))?;
+    log.text("command", 0, &command_line())?;
+    Ok(())
+}
+
+/// Updates until all are made or the user interrupts, saving after each.
+fn train(
+    trainer: &mut Trainer,
+    domain: &Arc<Domain>,
+    state: &Path,
+    interrupted: &AtomicBool,
+    log: &mut RunLog,
+    bar: &ProgressBar,
+) -> anyhow::Result<()> {
+    let threads = std::thread::available_parallelism()?.get();
+    let environments = || (0..threads).map(|_| PredictedEnvironment::new(domain.clone())).collect::<Vec<_>>();
+    let (mut rollouts, mut validation) = (environments(), environments());
+    let validation_seeds: Vec<u64> = VALIDATION_SEEDS.collect();
+    while !trainer.is_finished() && !interrupted.load(Ordering::Relaxed) {
+        let report = trainer.train_update(&mut rollouts)?;
+        let step = report.updates_done as u64;
+        if report.updates_done.is_multiple_of(VALIDATION_INTERVAL) || trainer.is_finished() {
+            let validation_return = greedy_return(&trainer.weights()?, &mut validation, &validation_seeds)?;
+            trainer.offer_best(validation_return)?;
+            log.scalar("train/validation_return", step, validation_return)?;
+        }
+        trainer.save(state)?;
+        for (tag, value) in scalars(&report) {
+            log.scalar(tag, step, value)?;
+        }
+        log.flush()?;
+        bar.set_position(step);
+        let best = trainer.best().map_or(f64::NAN, |best| best.validation_return);
+        bar.set_message(format!("return {:+.3}, best validation {best:+.3}", report.return_mean));
+    }
+    Ok(())
+}
+
+fn scalars(report: &UpdateReport) -> [(&'static str, f64); 12] {
+    [
+        ("train/return_mean", report.return_mean),
+        ("train/return_max", report.return_max),
+        ("train/episode_length", report.episode_length_mean),
+        ("train/policy_loss", report.policy_loss),
+        ("train/value_loss", report.value_loss),
+        ("train/entropy", report.entropy),
+        ("train/approx_kl", report.approx_kl),
+        ("train/clip_fraction", report.clip_fraction),
+        ("train/explained_variance", report.explained_variance),
+        ("train/gradient_norm", report.gradient_norm),
+        ("train/learning_rate", report.learning_rate),
+        ("train/transitions_per_second", report.transitions_per_second),
+    ]
+}
+
+/// The command line, as it was given.
+pub fn command_line() -> String {
+    let mut words = std::env::args();
+    words.next();
+    std::iter::once("plimsoll".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// The commit of the tree that the command runs in, where there is one.
+fn commit() -> String {
+    let output = std::process::Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
+    match output {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        _ => "unknown".to_owned(),
+    }
+}

@@ -1,0 +1,104 @@
+//! The comparison: every policy at every budget, predicted, and measured on the running loop.
+
+use std::sync::Arc;
+
+use plimsoll_env::Instance;
+use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::real::run_plan;
+use plimsoll_runtime::{Lineage, Link};
+
+use crate::chosen::Chosen;
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
+use crate::results::PointResult;
+
+/// How to compare.
+pub struct Comparison<'a> {
+    /// The family.
+    pub config: &'a FamilyConfig,
+    /// The policies.
+    pub policies: &'a [Chosen],
+    /// What copies cost.
+    pub link: Link,
+    /// Whether the link is emulated.
+    pub link_emulated: bool,
+    /// Sampled decodes of learned policies.
+    pub decodes: u64,
+    /// Whether plans are run on the loop.
+    pub real: bool,
+    /// Flags of the loop.
+    pub flags: &'a LoopFlags,
+}
+
+impl Comparison<'_> {
+    /// Compares on the workload `name`, at every budget of the configuration. `progress` hears of every point.
+    pub fn on(&self, name: &str, mut progress: impl FnMut(&PointResult)) -> anyhow::Result<Vec<PointResult>> {
+        let mut open = RecordedLoop::open(self.config, name, self.flags, RECORDED_ITERATIONS)?;
+        let trace = Arc::new(open.trace.clone());
+        let lineage = Arc::new(Lineage::of(&trace));
+        let mut results = Vec::new();
+        let mut iterations_done = open.losses.len();
+        let mut firsts = Vec::new();
+        for budget in &self.config.evaluation.budgets {
+            let instance = Instance {
+                trace: trace.clone(),
+                lineage: lineage.clone(),
+                link: self.link,
+                budget_bytes: budget.resolve(trace.peak_bytes),
+                actions: self.config.evaluation.actions,
+            };
+            for policy in self.policies {
+                let decided = policy.plan(instance.problem(), self.decodes);
+                let mut result = PointResult::planned(policy.name(), &instance.problem(), self.link_emulated, &decided);
+                firsts.push(iterations_done);
+                if self.real && result.feasible {
+                    let measured = run_plan(
+                        open.session,
+                        open.workload.as_mut(),
+                        &instance,
+                        &decided.planned.plan,
+                        self.config.evaluation.iterations,
+                        self.link_emulated,
+                        true,
+                    )?;
+                    iterations_done += measured.losses.len();
+                    result.measure(&measured, trace.makespan_ns);
+                }
+                progress(&result);
+                results.push(result);
+            }
+        }
+        if self.real {
+            // One untouched loop of as many iterations shows for every point at once that nothing changed.
+            let untouched = Untouched::run(self.config, name, self.flags, iterations_done)?;
+            let variables = untouched.has_variables_of(open.workload.as_ref())?;
+            for (result, first) in results.iter_mut().zip(firsts).filter(|(result, _)| result.measured.is_some()) {
+                result.identical = Some(variables && untouched.has_losses(first, &result.losses));
+            }
+        }
+        Ok(results)
+    }
+}
+
+/// Broken promises among the results of one comparison: budgets not held, results changed, and budgets that a baseline
+/// holds and a learned policy does not.
+pub fn broken_promises(policies: &[Chosen], results: &[PointResult]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for result in results {
+        let at = format!("{} on {} at {} bytes", result.policy, result.workload, result.budget_bytes);
+        if result.held == Some(false) {
+            broken.push(format!("{at}: measured over the budget"));
+        }
+        if result.identical == Some(false) {
+            broken.push(format!("{at}: losses or parameters changed"));
+        }
+        let learned =
+            policies.iter().any(|policy| matches!(policy, Chosen::Learned { name, .. } if *name == result.policy));
+        let held_by_another = results.iter().any(|other| {
+            other.feasible && other.workload == result.workload && other.budget_bytes == result.budget_bytes
+        });
+        if learned && !result.feasible && held_by_another {
+            broken.push(format!("{at}: not held, though a baseline holds it"));
+        }
+    }
+    broken
+}

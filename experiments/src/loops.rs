@@ -1,0 +1,141 @@
+//! Real training loops as the commands use them: opened, recorded, compared bit for bit.
+
+use anyhow::{Context, bail};
+use clap::Args;
+use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::device::DeviceName;
+use plimsoll_env::recording::record;
+use plimsoll_env::units::Link as Bandwidth;
+use plimsoll_env::workload::Workload;
+use plimsoll_runtime::torch::{HostEngine, Session};
+use plimsoll_runtime::{Link, Trace};
+use tch::Device;
+
+/// Latency of a copy on an emulated link.
+pub const LATENCY_NS: u64 = 20_000;
+/// Iterations that a trace is made of, after the warm-up.
+pub const RECORDED_ITERATIONS: usize = 7;
+
+/// Flags of every command that runs a training loop.
+#[derive(Args, Clone, Debug)]
+pub struct LoopFlags {
+    /// Where the loop runs: cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub device: DeviceName,
+    /// Seed of the model's parameters, its data and its dropout
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+}
+
+/// The flag that says how fast copies are.
+#[derive(Args, Clone, Debug)]
+pub struct LinkFlag {
+    /// Emulate a link of this bandwidth, such as 8GB/s, by pacing the host copies [default: as fast as this host copies]
+    #[arg(long, value_name = "GBPS", value_parser = bandwidth)]
+    pub link: Option<Bandwidth>,
+}
+
+/// A bandwidth with its unit, or a bare number of GB/s.
+fn bandwidth(text: &str) -> Result<Bandwidth, plimsoll_env::units::UnitError> {
+    let bare = text.parse::<f64>().is_ok();
+    if bare { format!("{text}GB/s").parse() } else { text.parse() }
+}
+
+impl LinkFlag {
+    /// The link to plan for: the emulated one, or this host's own, measured.
+    pub fn resolve(&self) -> Link {
+        self.link.map_or_else(HostEngine::probe, emulated)
+    }
+
+    /// Whether copies are paced.
+    pub fn is_emulated(&self) -> bool {
+        self.link.is_some()
+    }
+}
+
+/// An emulated link of the same bandwidth both ways. Its copies are this host's, and cost compute what those cost.
+pub fn emulated(bandwidth: Bandwidth) -> Link {
+    let contention_ns_per_byte = HostEngine::probe().contention_ns_per_byte;
+    Link { contention_ns_per_byte, ..Link::symmetric(bandwidth.bytes_per_second(), LATENCY_NS) }
+}
+
+/// A workload with its session and its recorded iteration.
+pub struct RecordedLoop {
+    /// The process's connection to libtorch.
+    pub session: Session,
+    /// The loop, some iterations in.
+    pub workload: Box<dyn Workload>,
+    /// Its trace.
+    pub trace: Trace,
+    /// Losses of the iterations so far.
+    pub losses: Vec<f64>,
+}
+
+/// Opens the device for a loop.
+pub fn open_device(name: DeviceName) -> anyhow::Result<Device> {
+    let device = name.open()?;
+    if device != Device::Cpu {
+        bail!(
+            "--device {name}: this version drives training loops on the CPU alone; it does not count a GPU's bytes yet"
+        );
+    }
+    Ok(device)
+}
+
+/// Builds a workload from its configuration.
+pub fn build(config: &FamilyConfig, name: &str, device: Device, seed: u64) -> anyhow::Result<Box<dyn Workload>> {
+    let workload = config.workload(name)?;
+    workload.build(name, device, seed).with_context(|| format!("workload {name}"))
+}
+
+impl RecordedLoop {
+    /// Builds the workload `name` and records it.
+    pub fn open(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
+        let device = open_device(flags.device)?;
+        let session = Session::install()?;
+        let mut workload = build(config, name, device, flags.seed)?;
+        let (trace, losses) = record(session, workload.as_mut(), iterations, &flags.device.to_string())
+            .with_context(|| format!("workload {name}"))?;
+        Ok(RecordedLoop { session, workload, trace, losses })
+    }
+}
+
+/// What an untouched loop gives: the losses of all its iterations, and the bits of everything that it trained.
+pub struct Untouched {
+    losses: Vec<u64>,
+    variables: Vec<(String, Vec<u8>)>,
+}
+
+impl Untouched {
+    /// Runs the workload `name` for `iterations` iterations with nothing in between.
+    pub fn run(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
+        let mut workload = build(config, name, open_device(flags.device)?, flags.seed)?;
+        let mut losses = Vec::with_capacity(iterations);
+        for _ in 0..iterations {
+            losses.push(workload.iteration()?.to_bits());
+        }
+        Ok(Untouched { losses, variables: bits(workload.as_ref())? })
+    }
+
+    /// Whether losses of iterations `first..` are the same bits.
+    pub fn has_losses(&self, first: usize, losses: &[f64]) -> bool {
+        let bits = losses.iter().map(|loss| loss.to_bits());
+        self.losses.get(first..first + losses.len()).is_some_and(|own| own.iter().copied().eq(bits))
+    }
+
+    /// Whether `workload` holds the same bits in every parameter and buffer.
+    pub fn has_variables_of(&self, workload: &dyn Workload) -> anyhow::Result<bool> {
+        Ok(self.variables == bits(workload)?)
+    }
+}
+
+/// The bytes of every parameter and buffer, by name.
+fn bits(workload: &dyn Workload) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let copy = |tensor: tch::Tensor| -> anyhow::Result<Vec<u8>> {
+        let tensor = tensor.f_detach()?.f_contiguous()?;
+        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+        tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
+        Ok(bytes)
+    };
+    workload.variables().into_iter().map(|(name, tensor)| Ok((name, copy(tensor)?))).collect()
+}

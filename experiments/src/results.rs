@@ -1,0 +1,123 @@
+//! Results as JSON: what was predicted beside what was measured.
+
+use std::path::Path;
+
+use plimsoll_env::real::Measurement;
+use plimsoll_runtime::file::write_whole;
+use plimsoll_runtime::plan::ActionCounts;
+use plimsoll_runtime::{Decided, Prediction, Problem};
+use serde::Serialize;
+
+/// Makespan and peak of an iteration.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Cost {
+    /// Elapsed time.
+    pub makespan_ns: u64,
+    /// Most device bytes.
+    pub peak_bytes: u64,
+    /// Makespan over keep-all makespan, less one.
+    pub overhead: f64,
+}
+
+/// One policy on one workload at one budget.
+#[derive(Clone, Debug, Serialize)]
+pub struct PointResult {
+    /// Name of the workload.
+    pub workload: String,
+    /// Name of the policy, or path of its file.
+    pub policy: String,
+    /// Who made the plan: `learned`, or the baseline that stood in.
+    pub decided_by: String,
+    /// Bandwidth that the plan was made for, in bytes per second from the device.
+    pub link_bytes_per_s: f64,
+    /// Whether the link is emulated by pacing host copies.
+    pub link_emulated: bool,
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Peak with nothing evicted, measured when the loop was recorded.
+    pub keep_all_peak_bytes: u64,
+    /// Whether the plan is predicted to hold the budget.
+    pub feasible: bool,
+    /// What the timeline says.
+    pub predicted: Cost,
+    /// What the loop did, where it was run.
+    pub measured: Option<Cost>,
+    /// Whether every iteration that was measured held the budget.
+    pub held: Option<bool>,
+    /// Evictions chosen at pressure points.
+    pub decisions: usize,
+    /// Time that planning took.
+    pub decide_ns: u64,
+    /// Windows by action.
+    pub actions: ActionCounts,
+    /// Losses of the iterations run for this point.
+    pub losses: Vec<f64>,
+    /// Whether losses, and final parameters where they could be compared, equal those of the untouched loop.
+    pub identical: Option<bool>,
+    /// Operators rerun in one iteration.
+    pub reruns: Option<u64>,
+    /// Bytes offloaded in one iteration.
+    pub offloaded_bytes: Option<u64>,
+    /// Most bytes that the slow tier has held.
+    pub slow_tier_high_water_bytes: Option<u64>,
+}
+
+impl PointResult {
+    /// The result of planning alone.
+    pub fn planned(policy: &str, problem: &Problem<'_>, link_emulated: bool, decided: &Decided) -> Self {
+        let planned = &decided.planned;
+        PointResult {
+            workload: problem.trace.workload.clone(),
+            policy: policy.to_owned(),
+            decided_by: decided.by.to_owned(),
+            link_bytes_per_s: problem.link.offload_bytes_per_s,
+            link_emulated,
+            budget_bytes: problem.budget_bytes,
+            keep_all_peak_bytes: problem.trace.peak_bytes,
+            feasible: planned.fits(),
+            predicted: predicted(problem, &planned.prediction),
+            measured: None,
+            held: None,
+            decisions: planned.decisions,
+            decide_ns: planned.decide_ns,
+            actions: planned.plan.counts(),
+            losses: Vec::new(),
+            identical: None,
+            reruns: None,
+            offloaded_bytes: None,
+            slow_tier_high_water_bytes: None,
+        }
+    }
+
+    /// Adds what a run of the plan measured. Without untouched iterations in between, the makespan is compared with
+    /// `keep_all_makespan_ns`.
+    pub fn measure(&mut self, measured: &Measurement, keep_all_makespan_ns: u64) {
+        let keep_all_ns = measured.keep_all_makespan_ns.unwrap_or(keep_all_makespan_ns);
+        self.measured = Some(Cost {
+            makespan_ns: measured.makespan_ns,
+            peak_bytes: measured.peak_bytes,
+            overhead: measured.makespan_ns as f64 / keep_all_ns as f64 - 1.0,
+        });
+        self.held = Some(measured.peak_bytes <= self.budget_bytes);
+        self.losses.clone_from(&measured.losses);
+        self.reruns = measured.reports.last().map(|report| report.reruns);
+        self.offloaded_bytes = measured.reports.last().map(|report| report.offloaded_bytes);
+        self.slow_tier_high_water_bytes = Some(measured.slow_tier_high_water_bytes);
+    }
+}
+
+fn predicted(problem: &Problem<'_>, prediction: &Prediction) -> Cost {
+    Cost {
+        makespan_ns: prediction.makespan_ns,
+        peak_bytes: prediction.peak_bytes,
+        overhead: prediction.makespan_ns as f64 / problem.lineage.keep_all_makespan_ns() as f64 - 1.0,
+    }
+}
+
+/// Writes `results` as indented JSON, whole or not at all.
+pub fn write_json(path: &Path, results: &impl Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_vec_pretty(results)?;
+    text.push(b'\n');
+    write_whole(path, &text)?;
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! Compiles the dispatcher shim, for the feature `torch` alone.
+
+#[cfg(feature = "torch")]
+fn main() {
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    println!("cargo:rerun-if-changed=src/torch");
+    let libtorch =
+        std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch 2.11 (`make libtorch` fetches it)");
+    let include = std::path::Path::new(&libtorch).join("include");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .opt_level(2)
+        .warnings(true)
+        .flag("-isystem")
+        .flag(&include)
+        .flag("-isystem")
+        .flag(include.join("torch/csrc/api/include"))
+        .files(
+            ["allocator", "entries", "operators", "recipe", "interceptor", "shim"]
+                .map(|name| format!("src/torch/{name}.cpp")),
+        )
+        .compile("plimsoll_shim");
+    println!("cargo:rustc-link-search=native={libtorch}/lib");
+    println!("cargo:rustc-link-lib=torch_cpu");
+    println!("cargo:rustc-link-lib=c10");
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{libtorch}/lib");
+}
+
+#[cfg(not(feature = "torch"))]
+fn main() {}

@@ -1,0 +1,40 @@
+use crate::observation::Pressure;
+use crate::plan::{Action, Plan};
+use crate::policy::{Choice, Policy};
+use crate::sweep::Problem;
+
+/// Keeps every √n-th activation of the forward pass and rebuilds the rest (Chen et al., *Training Deep Nets with
+/// Sublinear Memory Cost*, 2016, section 4).
+///
+/// Deviations: the chain is the order in which the forward pass makes the storages that the backward pass reads;
+/// what nothing can rebuild is kept.
+pub struct Chen;
+
+impl Policy for Chen {
+    fn name(&self) -> &str {
+        "chen"
+    }
+
+    fn open(&mut self, problem: &Problem<'_>) -> Plan {
+        let lineage = problem.lineage;
+        let mut plan = Plan::keep_all(lineage.windows().len());
+        let mut chain = super::forward_to_backward(problem);
+        chain.retain(|&id| lineage.window(id).recomputable && problem.actions.recompute);
+        chain.sort_by_key(|&id| lineage.window(id).version);
+        let stride = (chain.len() as f64).sqrt().round().max(1.0) as usize;
+        for (position, &id) in chain.iter().enumerate() {
+            if position % stride != 0 {
+                plan.set(id, Action::Recompute);
+            }
+        }
+        plan
+    }
+
+    fn reads_features(&self) -> bool {
+        false
+    }
+
+    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
+        None
+    }
+}

@@ -1,0 +1,241 @@
+//! How Plimsoll's files stand on disk: whole or not at all, and recognisably damaged when damaged.
+//!
+//! Traces and plans share one envelope: a line of text that names the kind, the format version, the
+//! SHA-256 of the body and its length in bytes, then the body as JSON:
+//!
+//! ```text
+//! plimsoll trace 1 sha256=9f86d0… bytes=48213
+//! {"workload":"gpt-small",…}
+//! ```
+//!
+//! This module knows nothing of what a body means.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+
+/// No file of ours is larger; a header that claims more is refused before anything is allocated.
+const BODY_BYTES_MAX: u64 = 1 << 30;
+/// The longest header line, its newline included.
+const HEADER_BYTES_MAX: usize = 160;
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A recorded iteration: [`crate::Trace`].
+    Trace,
+    /// A planned iteration: [`crate::PlanFile`].
+    Plan,
+    /// A learned policy: `PolicyFile` (safetensors, not the envelope).
+    Policy,
+}
+
+impl FileKind {
+    /// What the file at `path` says it holds. Anything without our envelope is taken for a policy, whose reader knows
+    /// better what is wrong with it.
+    pub fn of(path: &Path) -> Result<FileKind, FileError> {
+        let bytes = read_whole(path)?;
+        let says = |kind: FileKind| bytes.starts_with(format!("plimsoll {kind} ").as_bytes());
+        Ok([FileKind::Trace, FileKind::Plan].into_iter().find(|&kind| says(kind)).unwrap_or(FileKind::Policy))
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            FileKind::Trace => "trace",
+            FileKind::Plan => "plan",
+            FileKind::Policy => "policy",
+        }
+    }
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// A file that could not be read or written, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {reason}", path.display())]
+pub struct FileError {
+    path: PathBuf,
+    reason: FileErrorReason,
+}
+
+/// Why a file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FileErrorReason {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("not a plimsoll {expected} file")]
+    Foreign { expected: FileKind },
+    #[error("expected a plimsoll {expected} file, found a {found} file")]
+    OtherKind { expected: FileKind, found: String },
+    #[error("{kind} format version {found} is newer than {supported}, the newest this build reads")]
+    Newer { kind: FileKind, supported: u32, found: u32 },
+    #[error("truncated or extended: the header promises {expected} bytes, the file holds {found}")]
+    Length { expected: u64, found: u64 },
+    #[error("altered after it was written: its SHA-256 is {found}, the header says {expected}")]
+    Digest { expected: String, found: String },
+    #[error("malformed {kind}: {message}")]
+    Malformed { kind: FileKind, message: String },
+}
+
+impl FileError {
+    pub(crate) fn new(path: &Path, reason: impl Into<FileErrorReason>) -> Self {
+        FileError { path: path.to_owned(), reason: reason.into() }
+    }
+
+    pub(crate) fn malformed(path: &Path, kind: FileKind, message: impl fmt::Display) -> Self {
+        FileError::new(path, FileErrorReason::Malformed { kind, message: message.to_string() })
+    }
+}
+
+/// The SHA-256 of `bytes`, in lower-case hexadecimal.
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes `bytes` to `path` by way of a temporary file beside it, so that readers see all or nothing.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let attempt = || -> io::Result<()> {
+        let mut file = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        make_readable(file.as_file())?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    attempt().map_err(|error| FileError::new(path, error))
+}
+
+/// Temporary files are private to their owner; a finished one is as readable as any other file.
+#[cfg(unix)]
+fn make_readable(file: &std::fs::File) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn make_readable(_: &std::fs::File) -> io::Result<()> {
+    Ok(())
+}
+
+/// Reads a whole file, refusing one larger than any of ours.
+pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, FileError> {
+    let attempt = || -> io::Result<Vec<u8>> {
+        let file = std::fs::File::open(path)?;
+        let length = file.metadata()?.len();
+        if length > BODY_BYTES_MAX {
+            return Err(io::Error::other(format!("{length} bytes are more than any plimsoll file holds")));
+        }
+        let mut bytes = Vec::with_capacity(length as usize);
+        file.take(BODY_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    attempt().map_err(|error| FileError::new(path, error))
+}
+
+/// Writes `body` in the envelope.
+pub(crate) fn write_envelope(
+    path: &Path,
+    kind: FileKind,
+    version: u32,
+    body: &impl Serialize,
+) -> Result<(), FileError> {
+    let body = serde_json::to_vec(body).map_err(|error| FileError::malformed(path, kind, error))?;
+    let digest = sha256_hex(&body);
+    let mut bytes = format!("plimsoll {kind} {version} sha256={digest} bytes={}\n", body.len()).into_bytes();
+    bytes.extend_from_slice(&body);
+    write_whole(path, &bytes)
+}
+
+/// Reads a body of the given kind out of its envelope, checking kind, version, length and digest.
+pub(crate) fn read_envelope<T: DeserializeOwned>(path: &Path, kind: FileKind, supported: u32) -> Result<T, FileError> {
+    let bytes = read_whole(path)?;
+    let body = open_envelope(&bytes, kind, supported).map_err(|reason| FileError::new(path, reason))?;
+    serde_json::from_slice(body).map_err(|error| FileError::malformed(path, kind, error))
+}
+
+fn open_envelope(bytes: &[u8], kind: FileKind, supported: u32) -> Result<&[u8], FileErrorReason> {
+    let foreign = || FileErrorReason::Foreign { expected: kind };
+    let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
+    let newline = head.iter().position(|&byte| byte == b'\n').ok_or_else(foreign)?;
+    let line = std::str::from_utf8(&head[..newline]).map_err(|_| foreign())?;
+    let mut words = line.split(' ');
+    if words.next() != Some("plimsoll") {
+        return Err(foreign());
+    }
+    let found = words.next().ok_or_else(foreign)?;
+    if found != kind.word() {
+        return Err(FileErrorReason::OtherKind { expected: kind, found: found.to_owned() });
+    }
+    let version: u32 = words.next().and_then(|word| word.parse().ok()).ok_or_else(foreign)?;
+    if version > supported {
+        return Err(FileErrorReason::Newer { kind, supported, found: version });
+    }
+    let digest = words.next().and_then(|word| word.strip_prefix("sha256=")).ok_or_else(foreign)?;
+    let length: u64 = words.next().and_then(|word| word.strip_prefix("bytes=")?.parse().ok()).ok_or_else(foreign)?;
+    let body = &bytes[newline + 1..];
+    if body.len() as u64 != length {
+        return Err(FileErrorReason::Length { expected: length, found: body.len() as u64 });
+    }
+    let actual = sha256_hex(body);
+    if actual != digest {
+        return Err(FileErrorReason::Digest { expected: digest.to_owned(), found: actual });
+    }
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.plimsoll");
+        write_envelope(&path, FileKind::Trace, 1, &vec![1, 2, 3]).unwrap();
+        (folder, path)
+    }
+
+    fn refusal(path: &Path, kind: FileKind, supported: u32) -> String {
+        read_envelope::<Vec<u32>>(path, kind, supported).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_body_comes_back() {
+        let (_folder, path) = written();
+        assert_eq!(read_envelope::<Vec<u32>>(&path, FileKind::Trace, 1).unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let (_folder, path) = written();
+        let whole = std::fs::read(&path).unwrap();
+        assert!(refusal(&path, FileKind::Plan, 1).contains("expected a plimsoll plan file, found a trace file"));
+        assert!(refusal(&path, FileKind::Trace, 0).contains("newer"));
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert!(refusal(&path, FileKind::Trace, 1).contains("truncated"));
+        let mut altered = whole.clone();
+        *altered.last_mut().unwrap() = b'}';
+        std::fs::write(&path, &altered).unwrap();
+        assert!(refusal(&path, FileKind::Trace, 1).contains("altered"));
+        std::fs::write(&path, b"\x89PNG").unwrap();
+        assert!(refusal(&path, FileKind::Trace, 1).contains("not a plimsoll trace file"));
+    }
+
+    #[test]
+    fn an_unwritable_folder_leaves_nothing_behind() {
+        let (folder, _path) = written();
+        let missing = folder.path().join("no-such-folder/x");
+        assert!(write_whole(&missing, b"x").unwrap_err().to_string().contains("no-such-folder"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

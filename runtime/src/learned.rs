@@ -1,0 +1,158 @@
+//! The learned policy: the network's scores, made a choice.
+
+use crate::network::Network;
+use crate::observation::Pressure;
+use crate::plan::Action;
+use crate::policy::{Choice, Policy};
+use crate::random::SplitMix64;
+
+/// How scores become a choice.
+#[derive(Clone, Debug)]
+enum Decode {
+    /// The highest logit of all legal evictions; the first of equals.
+    Greedy,
+    /// A draw from the softmax over the logits of all legal evictions, at temperature 1.
+    Sampled(SplitMix64),
+}
+
+/// A policy that was trained on a model family.
+///
+/// Every candidate is scored by itself, so the order and number of candidates do not matter to a score.
+#[derive(Clone, Debug)]
+pub struct LearnedPolicy {
+    network: Network,
+    decode: Decode,
+}
+
+impl LearnedPolicy {
+    /// The policy that always takes what it scores highest.
+    pub fn greedy(network: Network) -> Self {
+        LearnedPolicy { network, decode: Decode::Greedy }
+    }
+
+    /// The policy that draws from its distribution: for several decodes of one problem, of which a
+    /// verification keeps the best. The same seed makes the same draws.
+    pub fn sampled(network: Network, seed: u64) -> Self {
+        LearnedPolicy { network, decode: Decode::Sampled(SplitMix64::new(seed)) }
+    }
+
+    /// The same policy, sampling.
+    pub fn with_seed(&self, seed: u64) -> Self {
+        LearnedPolicy::sampled(self.network.clone(), seed)
+    }
+}
+
+impl Policy for LearnedPolicy {
+    fn name(&self) -> &str {
+        "learned"
+    }
+
+    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
+        let mut best: Option<(f32, Choice)> = None;
+        for (candidate, facts) in pressure.candidates.iter().enumerate() {
+            if !facts.can_swap && !facts.can_recompute {
+                continue;
+            }
+            let logits = self.network.logits(pressure.row(candidate));
+            for (action, logit) in [Action::Swap, Action::Recompute].into_iter().zip(logits) {
+                if !facts.allows(action) {
+                    continue;
+                }
+                let score = match &mut self.decode {
+                    Decode::Greedy => logit,
+                    Decode::Sampled(random) => logit + random.gumbel(),
+                };
+                if best.is_none_or(|(highest, _)| score > highest) {
+                    best = Some((score, Choice { candidate, action }));
+                }
+            }
+        }
+        best.map(|(_, choice)| choice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lineage::WindowId;
+    use crate::network::tests::drawn;
+    use crate::observation::{Candidate, FEATURES};
+
+    fn candidate(can_swap: bool, can_recompute: bool) -> Candidate {
+        Candidate {
+            window: WindowId(0),
+            bytes: 1,
+            staleness_ns: 1,
+            gap_ns: 1,
+            to_use_ns: 1,
+            transfer_ns: 1,
+            swap_exposed_ns: 0,
+            contention_ns: 0,
+            own_recompute_ns: 1,
+            recompute_ns: 1,
+            dropped_children_bytes: 0,
+            dropped_children_ns: 0,
+            used_again: true,
+            can_swap,
+            can_recompute,
+        }
+    }
+
+    fn pressure<'a>(candidates: &'a [Candidate], features: &'a [f32]) -> Pressure<'a> {
+        Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, candidates, features }
+    }
+
+    fn drawn_features(candidates: usize) -> Vec<f32> {
+        let mut random = SplitMix64::new(11);
+        (0..candidates * FEATURES).map(|_| random.unit() * 4.0 - 2.0).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_highest_legal_logit() {
+        let weights = drawn(4, 16, 16);
+        let candidates: Vec<_> = (0..40).map(|i| candidate(i % 3 != 0, i % 2 == 0)).collect();
+        let features = drawn_features(40);
+        let pressure = pressure(&candidates, &features);
+        let choice = LearnedPolicy::greedy(Network::new(&weights)).choose(&pressure).unwrap();
+        let mut network = Network::new(&weights);
+        let mut score = |choice: Choice| {
+            network.logits(pressure.row(choice.candidate))[(choice.action == Action::Recompute) as usize]
+        };
+        let chosen = score(choice);
+        assert!(candidates[choice.candidate].allows(choice.action));
+        assert!(pressure.choices().all(|other| score(other) <= chosen));
+    }
+
+    #[test]
+    fn the_first_of_equals_wins_and_no_legal_eviction_is_no_choice() {
+        let mut policy = LearnedPolicy::greedy(Network::new(&drawn(4, 16, 16)));
+        let features = drawn_features(1).repeat(3);
+        let candidates = [candidate(false, false), candidate(true, false), candidate(true, false)];
+        let expected = Choice { candidate: 1, action: Action::Swap };
+        assert_eq!(policy.choose(&pressure(&candidates, &features)), Some(expected));
+        assert_eq!(policy.choose(&pressure(&candidates[..1], &features)), None);
+    }
+
+    #[test]
+    fn samples_follow_the_softmax() {
+        let weights = drawn(9, 8, 8);
+        let candidates = [candidate(true, true), candidate(false, true), candidate(true, false)];
+        let features: Vec<f32> = drawn_features(3).iter().map(|value| value * 0.2).collect();
+        let pressure = pressure(&candidates, &features);
+        let mut network = Network::new(&weights);
+        let weight: Vec<(Choice, f32)> = pressure
+            .choices()
+            .map(|choice| {
+                let logits = network.logits(pressure.row(choice.candidate));
+                (choice, logits[(choice.action == Action::Recompute) as usize].exp())
+            })
+            .collect();
+        let total: f32 = weight.iter().map(|(_, weight)| weight).sum();
+        let mut policy = LearnedPolicy::sampled(Network::new(&weights), 5);
+        let draws: Vec<_> = (0..20_000).map(|_| policy.choose(&pressure).unwrap()).collect();
+        for (choice, weight) in weight {
+            let share = draws.iter().filter(|&&drawn| drawn == choice).count() as f32 / 20_000.0;
+            assert!((share - weight / total).abs() < 0.02, "{choice:?}: {share}, not {}", weight / total);
+        }
+    }
+}

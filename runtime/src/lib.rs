@@ -1,0 +1,41 @@
+//! Keeps a training job under an absolute device-memory budget by choosing, for every tensor storage, to keep it,
+//! swap it or recompute it.
+//!
+//! What a production job needs, and nothing else: traces, plans, the timeline that predicts them, the interface
+//! that policies share, the baselines, and, with the feature `torch`, what records and drives a real libtorch
+//! program. This crate knows nothing of how a policy is learned.
+
+pub mod baselines;
+mod estimate;
+pub mod file;
+pub mod hardware;
+pub mod learned;
+pub mod lineage;
+mod moment;
+pub mod network;
+pub mod observation;
+pub mod plan;
+pub mod planner;
+pub mod policy;
+pub mod policy_file;
+mod prefetch;
+mod random;
+pub mod schedule;
+pub mod sweep;
+pub mod timeline;
+#[cfg(feature = "torch")]
+pub mod torch;
+pub mod trace;
+
+pub use file::{FileError, FileKind};
+pub use hardware::Link;
+pub use learned::LearnedPolicy;
+pub use lineage::Lineage;
+pub use plan::{Action, ActionSet, Plan, PlanFile};
+pub use planner::{Decided, Planned, least_feasible_budget, plan, plan_learned};
+pub use policy::{Choice, Policy};
+pub use policy_file::PolicyFile;
+pub use schedule::Schedule;
+pub use sweep::{Problem, Sweep};
+pub use timeline::{Prediction, Timeline};
+pub use trace::Trace;

@@ -1,0 +1,378 @@
+//! What follows from a trace alone: versions of storages, what a rerun reads, and the windows in which a
+//! storage could be evicted.
+//!
+//! A storage that is written holds another *version* afterwards. The unit of recompute is the version: a
+//! recipe that reads the old version of its own storage would otherwise be a cycle. A version without a
+//! replayable producer is a *root*; it can be swapped, never rebuilt. Nothing here depends on a budget.
+
+use crate::trace::{AccessMode, OperatorId, StorageId, Trace};
+
+/// Storages below this size are never evicted: they are cheap to keep, and some hold sizes and scalars that
+/// libtorch reads without asking the dispatcher.
+pub const EVICTION_FLOOR_BYTES: u64 = 4096;
+
+/// A window's index in [`Lineage::windows`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WindowId(pub u32);
+
+impl WindowId {
+    /// As an index into per-window arrays.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A version's index in [`Lineage::versions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VersionId(pub u32);
+
+impl VersionId {
+    /// As an index into per-version arrays.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a storage holds between two writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// The storage.
+    pub storage: StorageId,
+    /// The operator that rebuilds it, or none for a root.
+    pub producer: Option<OperatorId>,
+    /// The last operator index before which the storage still holds this version: the index of the operator
+    /// that overwrites it, or after which the program frees it; the number of operators if it survives.
+    pub until: u32,
+    /// The last operator index before which it can be rebuilt from roots that are all still intact; `None`
+    /// for a root.
+    pub rebuildable_until: Option<u32>,
+}
+
+/// The idle time between two successive accesses of a storage: the unit of decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The storage.
+    pub storage: StorageId,
+    /// What it holds meanwhile.
+    pub version: VersionId,
+    /// First operator index at which it is idle.
+    pub start: u32,
+    /// The operator that accesses it next, or the number of operators where the iteration ends first (every
+    /// storage is resident between iterations), or one past the operator after which it is freed.
+    pub end: u32,
+    /// Whether it must be resident again at `end`, as opposed to being freed there.
+    pub used_again: bool,
+    /// Whether it may be dropped and rebuilt.
+    pub recomputable: bool,
+}
+
+/// Lists of different lengths in one array.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lists<T> {
+    offsets: Vec<u32>,
+    items: Vec<T>,
+}
+
+impl<T: Copy> Lists<T> {
+    /// `lists` lists from (list, item) pairs, each list in the order of the pairs.
+    fn gather(lists: usize, pairs: &[(u32, T)]) -> Self {
+        let mut offsets = vec![0u32; lists + 1];
+        for &(list, _) in pairs {
+            offsets[list as usize + 1] += 1;
+        }
+        for index in 0..lists {
+            offsets[index + 1] += offsets[index];
+        }
+        let mut cursor = offsets.clone();
+        let mut order = vec![0u32; pairs.len()];
+        for (position, &(list, _)) in pairs.iter().enumerate() {
+            order[cursor[list as usize] as usize] = position as u32;
+            cursor[list as usize] += 1;
+        }
+        Lists { offsets, items: order.into_iter().map(|position| pairs[position as usize].1).collect() }
+    }
+
+    pub(crate) fn of(&self, list: usize) -> &[T] {
+        &self.items[self.offsets[list] as usize..self.offsets[list + 1] as usize]
+    }
+}
+
+/// Versions and windows of a trace, and its keep-all profile.
+#[derive(Clone, Debug)]
+pub struct Lineage {
+    versions: Vec<Version>,
+    windows: Vec<Window>,
+    replay_inputs: Lists<VersionId>,
+    replay_outputs: Lists<VersionId>,
+    consumers: Lists<OperatorId>,
+    windows_starting: Lists<WindowId>,
+    windows_ending: Lists<WindowId>,
+    initial_versions: Vec<VersionId>,
+    writes: Lists<VersionId>,
+    demand_bytes: Vec<u64>,
+    keep_all_bytes: Vec<u64>,
+    start_ns: Vec<u64>,
+}
+
+impl Lineage {
+    /// Reads the lineage of `trace`. Linear in its length.
+    pub fn of(trace: &Trace) -> Self {
+        Builder::new(trace).build()
+    }
+
+    /// Every version, in order of production.
+    pub fn versions(&self) -> &[Version] {
+        &self.versions
+    }
+
+    /// Every window, ordered by the access that ends it.
+    pub fn windows(&self) -> &[Window] {
+        &self.windows
+    }
+
+    /// A window.
+    pub fn window(&self, window: WindowId) -> &Window {
+        &self.windows[window.index()]
+    }
+
+    /// A version.
+    pub fn version(&self, version: VersionId) -> &Version {
+        &self.versions[version.index()]
+    }
+
+    /// The versions that a rerun of `operator` reads.
+    pub fn replay_inputs(&self, operator: OperatorId) -> &[VersionId] {
+        self.replay_inputs.of(operator.index())
+    }
+
+    /// The versions that a rerun of `operator` makes.
+    pub fn replay_outputs(&self, operator: OperatorId) -> &[VersionId] {
+        self.replay_outputs.of(operator.index())
+    }
+
+    /// The operators whose rerun reads `version`.
+    pub fn consumers(&self, version: VersionId) -> &[OperatorId] {
+        self.consumers.of(version.index())
+    }
+
+    /// Windows that are idle from just before operator `index` on.
+    pub fn windows_starting(&self, index: usize) -> &[WindowId] {
+        self.windows_starting.of(index)
+    }
+
+    /// Windows whose storage is accessed by operator `index`, or freed just before it.
+    pub fn windows_ending(&self, index: usize) -> &[WindowId] {
+        self.windows_ending.of(index)
+    }
+
+    /// Versions that storages come to hold because of operator `index`, replayable or not.
+    pub(crate) fn writes(&self, index: usize) -> &[VersionId] {
+        self.writes.of(index)
+    }
+
+    /// The versions that initial storages hold when the iteration starts, by storage.
+    pub(crate) fn initial_versions(&self) -> &[VersionId] {
+        &self.initial_versions
+    }
+
+    /// Bytes that operator `index` allocates: outputs and workspace.
+    pub fn demand_bytes(&self, index: usize) -> u64 {
+        self.demand_bytes[index]
+    }
+
+    /// Device bytes at operator `index` if nothing is evicted; the last entry is the iteration's end.
+    pub fn keep_all_bytes(&self) -> &[u64] {
+        &self.keep_all_bytes
+    }
+
+    /// When operator `index` starts if nothing is evicted; the entry after the last operator is the makespan.
+    pub fn start_ns(&self, index: usize) -> u64 {
+        self.start_ns[index]
+    }
+
+    /// Makespan if nothing is evicted.
+    pub fn keep_all_makespan_ns(&self) -> u64 {
+        *self.start_ns.last().expect("start_ns has an entry for the iteration's end")
+    }
+
+    /// Peak bytes if nothing is evicted.
+    pub fn keep_all_peak_bytes(&self) -> u64 {
+        self.keep_all_bytes.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// State of the single pass over the trace.
+struct Builder<'a> {
+    trace: &'a Trace,
+    versions: Vec<Version>,
+    windows: Vec<Window>,
+    /// Version that each storage holds now.
+    current: Vec<VersionId>,
+    /// One past the last operator that accessed each storage.
+    idle_since: Vec<u32>,
+    alive: Vec<bool>,
+}
+
+const NOWHERE: VersionId = VersionId(u32::MAX);
+
+impl<'a> Builder<'a> {
+    fn new(trace: &'a Trace) -> Self {
+        let storages = trace.storages.len();
+        Builder {
+            trace,
+            versions: Vec::new(),
+            windows: Vec::new(),
+            current: vec![NOWHERE; storages],
+            idle_since: vec![0; storages],
+            alive: vec![false; storages],
+        }
+    }
+
+    fn make_version(
+        &mut self,
+        storage: StorageId,
+        producer: Option<OperatorId>,
+        rebuildable_until: Option<u32>,
+    ) -> VersionId {
+        let version = VersionId(self.versions.len() as u32);
+        self.versions.push(Version { storage, producer, until: self.trace.operators.len() as u32, rebuildable_until });
+        self.current[storage.index()] = version;
+        version
+    }
+
+    fn close_window(&mut self, storage: StorageId, end: u32, used_again: bool) {
+        let (start, facts) = (self.idle_since[storage.index()], &self.trace.storages[storage.index()]);
+        if start < end && facts.locked.is_none() && facts.bytes >= EVICTION_FLOOR_BYTES {
+            let version = self.current[storage.index()];
+            self.windows.push(Window { storage, version, start, end, used_again, recomputable: false });
+        }
+    }
+
+    fn build(mut self) -> Lineage {
+        let trace = self.trace;
+        let count = trace.operators.len();
+        let (mut inputs, mut outputs, mut writes) = (Vec::new(), Vec::new(), Vec::new());
+        let initial_versions: Vec<VersionId> = (0..trace.initial_storages)
+            .map(|index| {
+                self.alive[index as usize] = true;
+                self.make_version(StorageId(index), None, None)
+            })
+            .collect();
+        for (index, operator) in trace.operators.iter().enumerate() {
+            let now = index as u32;
+            for access in &operator.accesses {
+                self.close_window(access.storage, now, true);
+                self.idle_since[access.storage.index()] = now + 1;
+                if matches!(access.mode, AccessMode::Read | AccessMode::Write) {
+                    inputs.push((now, self.current[access.storage.index()]));
+                }
+            }
+            // A version superseded by this very operator is intact until it, like any other root it reads.
+            for access in operator.accesses.iter().filter(|access| access.mode.writes()) {
+                self.versions[self.current[access.storage.index()].index()].until = now;
+            }
+            let replayable = operator.not_replayable.is_none();
+            let written = operator.accesses.iter().filter(|access| access.mode.writes());
+            let made = written.map(|access| (access.storage, access.mode)).collect::<Vec<_>>();
+            for (storage, mode) in made {
+                let rebuilt = replayable && mode != AccessMode::SideEffect;
+                let version =
+                    self.make_version(storage, rebuilt.then_some(OperatorId(now)), rebuilt.then_some(count as u32));
+                writes.push((now, version));
+                if rebuilt {
+                    outputs.push((now, version));
+                }
+            }
+            for &storage in &operator.creates {
+                self.alive[storage.index()] = true;
+                self.idle_since[storage.index()] = now + 1;
+                let version = self.make_version(
+                    storage,
+                    replayable.then_some(OperatorId(now)),
+                    replayable.then_some(count as u32),
+                );
+                writes.push((now, version));
+                if replayable {
+                    outputs.push((now, version));
+                }
+            }
+            for &storage in &operator.frees {
+                self.close_window(storage, now + 1, false);
+                self.alive[storage.index()] = false;
+                self.versions[self.current[storage.index()].index()].until = now;
+            }
+        }
+        for index in 0..trace.storages.len() {
+            if self.alive[index] {
+                self.close_window(StorageId(index as u32), count as u32, true);
+            }
+        }
+        let replay_inputs = Lists::gather(count, &inputs);
+        settle_horizons(&mut self.versions, &replay_inputs);
+        for window in &mut self.windows {
+            let needed_until = if window.used_again { window.end } else { window.end - 1 };
+            let version = &self.versions[window.version.index()];
+            window.recomputable = version.rebuildable_until.is_some_and(|until| until >= needed_until)
+                && !may_yet_be_filled_in(trace, version, window.start);
+        }
+        let consumers: Vec<_> = inputs.iter().map(|&(operator, version)| (version.0, OperatorId(operator))).collect();
+        let by = |key: fn(&Window) -> u32| -> Vec<(u32, WindowId)> {
+            self.windows.iter().enumerate().map(|(id, window)| (key(window), WindowId(id as u32))).collect()
+        };
+        let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);
+        Lineage {
+            windows_starting: Lists::gather(count + 1, &by(|window| window.start)),
+            windows_ending: Lists::gather(count + 1, &by(|window| window.end)),
+            consumers: Lists::gather(self.versions.len(), &consumers),
+            replay_inputs,
+            replay_outputs: Lists::gather(count, &outputs),
+            writes: Lists::gather(count, &writes),
+            versions: self.versions,
+            windows: self.windows,
+            initial_versions,
+            demand_bytes,
+            keep_all_bytes,
+            start_ns,
+        }
+    }
+}
+
+/// Whether a storage that is idle from `start` on was made from nothing and not used since: a program may fill it in
+/// past the dispatcher, and only its first use tells.
+fn may_yet_be_filled_in(trace: &Trace, version: &Version, start: u32) -> bool {
+    version.producer.is_some_and(|maker| trace.operators[maker.index()].accesses.is_empty() && start == maker.0 + 1)
+}
+
+/// Fills in until when each version can be rebuilt, now that it is known when each root ends.
+///
+/// Producers come before what they produce, so one pass in order of production suffices.
+fn settle_horizons(versions: &mut [Version], replay_inputs: &Lists<VersionId>) {
+    for index in 0..versions.len() {
+        let Some(producer) = versions[index].producer else { continue };
+        let horizon = replay_inputs.of(producer.index()).iter().map(|&input| {
+            let input = &versions[input.index()];
+            input.rebuildable_until.unwrap_or(input.until)
+        });
+        versions[index].rebuildable_until = horizon.chain(versions[index].rebuildable_until).min();
+    }
+}
+
+/// Demand of each operator, bytes at each operator and start of each operator, with nothing evicted.
+fn keep_all_profile(trace: &Trace) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
+    let bytes_of = |storage: &StorageId| trace.storages[storage.index()].bytes;
+    let initial: u64 = trace.storages[..trace.initial_storages as usize].iter().map(|storage| storage.bytes).sum();
+    let (mut resident, mut now) = (trace.unseen_bytes + initial, 0);
+    let (mut demand, mut bytes, mut start) = (Vec::new(), Vec::new(), Vec::new());
+    for operator in &trace.operators {
+        let created: u64 = operator.creates.iter().map(bytes_of).sum();
+        demand.push(created + operator.workspace_bytes);
+        bytes.push(resident + created + operator.workspace_bytes);
+        resident += created;
+        resident -= operator.frees.iter().map(bytes_of).sum::<u64>();
+        start.push(now + operator.gap_ns);
+        now += operator.gap_ns + operator.cost_ns;
+    }
+    bytes.push(resident);
+    start.push(now + trace.tail_ns);
+    (demand, bytes, start)
+}

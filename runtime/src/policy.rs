@@ -1,0 +1,36 @@
+//! What decides: the interface that a learned policy and every baseline share.
+
+use crate::observation::Pressure;
+use crate::plan::{Action, Plan};
+use crate::sweep::Problem;
+
+/// An eviction chosen at a pressure point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Row of [`Pressure::candidates`].
+    pub candidate: usize,
+    /// [`Action::Swap`] or [`Action::Recompute`].
+    pub action: Action,
+}
+
+/// Decides which windows are evicted.
+///
+/// Deciding cannot fail and, in [`Policy::choose`], does not allocate.
+pub trait Policy {
+    /// The name on the command line and in reports.
+    fn name(&self) -> &str;
+
+    /// Decisions made before the sweep, from the whole problem: the plans of static baselines.
+    fn open(&mut self, problem: &Problem<'_>) -> Plan {
+        Plan::keep_all(problem.lineage.windows().len())
+    }
+
+    /// Whether [`Policy::choose`] looks at [`Pressure::features`]. Where it does not, they are left out: they take
+    /// longer to fill in than a rule takes to decide.
+    fn reads_features(&self) -> bool {
+        true
+    }
+
+    /// The eviction to make at a pressure point, always a legal one; or none, to give the point up.
+    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice>;
+}

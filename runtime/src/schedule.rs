@@ -1,0 +1,59 @@
+//! A schedule: a plan written out as instructions by operator index.
+//!
+//! The timeline writes it while it predicts; the executor carries it out without deciding anything. So what
+//! was predicted and what is done cannot differ in order or in bytes.
+
+use crate::lineage::VersionId;
+use crate::trace::{OperatorId, StorageId};
+
+/// One step of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instruction {
+    /// Start copying the storage to the slow tier. Its bytes count until the offload is finished.
+    Offload(StorageId),
+    /// Wait for the offload and release the device bytes.
+    FinishOffload(StorageId),
+    /// Wait for the offload and put the bytes back in place: the program wants them already.
+    Recall(StorageId),
+    /// Allocate device bytes and start copying the storage back.
+    Prefetch(StorageId),
+    /// Wait until the prefetched bytes have arrived.
+    FinishPrefetch(StorageId),
+    /// Release device bytes of which the slow tier still holds an equal copy.
+    Discard(StorageId),
+    /// Release device bytes that a rerun can restore.
+    Drop(StorageId),
+    /// Rerun an operator. Every version it makes is materialised: in its storage where that storage is
+    /// dropped at this version, else beside it.
+    Rerun(OperatorId),
+    /// Release a version that was materialised beside its storage.
+    Release(VersionId),
+}
+
+/// Instructions for one iteration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// In order of execution: operator index before which to act (the number of operators for the
+    /// iteration's end), and what to do.
+    steps: Vec<(u32, Instruction)>,
+}
+
+impl Schedule {
+    pub(crate) fn clear(&mut self) {
+        self.steps.clear();
+    }
+
+    pub(crate) fn push(&mut self, before: usize, instruction: Instruction) {
+        self.steps.push((before as u32, instruction));
+    }
+
+    /// All steps, in order of execution: operator index and instruction.
+    pub fn steps(&self) -> &[(u32, Instruction)] {
+        &self.steps
+    }
+
+    /// Whether nothing is ever evicted.
+    pub fn is_idle(&self) -> bool {
+        self.steps.is_empty()
+    }
+}

@@ -1,0 +1,156 @@
+//! The sweep: one decision after another, each at the first operator where the budget would be exceeded.
+//!
+//! A planner, an environment and a baseline all walk an iteration this way. The sweep knows what can be
+//! evicted and what that would cost; it does not know what is wise.
+
+use crate::estimate::Estimator;
+use crate::hardware::Link;
+use crate::lineage::Lineage;
+use crate::observation::{Candidate, FEATURES, Pressure};
+use crate::plan::{ActionSet, Plan};
+use crate::policy::{Choice, Policy};
+use crate::timeline::{OnPressure, Prediction, Run, Timeline};
+use crate::trace::Trace;
+
+/// What is to be planned.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem<'a> {
+    /// The recorded iteration.
+    pub trace: &'a Trace,
+    /// Its lineage.
+    pub lineage: &'a Lineage,
+    /// What copies cost.
+    pub link: Link,
+    /// Device bytes that must not be exceeded.
+    pub budget_bytes: u64,
+    /// Evictions that may be used.
+    pub actions: ActionSet,
+}
+
+/// One walk over an iteration, from the first pressure point to a complete plan.
+pub struct Sweep<'a> {
+    problem: Problem<'a>,
+    timeline: Timeline<'a>,
+    plan: Plan,
+    decisions: usize,
+    pressed: Option<(usize, u64)>,
+    prediction: Prediction,
+    candidates: Vec<Candidate>,
+    /// Whether features are wanted beside the candidates.
+    described: bool,
+    features: Vec<f32>,
+    estimator: Estimator,
+}
+
+impl<'a> Sweep<'a> {
+    /// Starts from `plan`: the decisions made before the sweep.
+    pub fn new(problem: Problem<'a>, plan: Plan) -> Self {
+        let timeline = Timeline::new(problem.trace, problem.lineage, problem.link);
+        let estimator = Estimator::new(&problem);
+        let mut sweep = Sweep {
+            problem,
+            timeline,
+            plan,
+            decisions: 0,
+            pressed: None,
+            prediction: Prediction::default(),
+            candidates: Vec::new(),
+            described: true,
+            features: Vec::new(),
+            estimator,
+        };
+        sweep.advance(OnPressure::Stop);
+        sweep
+    }
+
+    /// The pressure point where the sweep stands, or none when nothing more can or need be decided.
+    pub fn pressure(&self) -> Option<Pressure<'_>> {
+        self.pressed.map(|(operator, deficit_bytes)| Pressure {
+            operator,
+            deficit_bytes,
+            budget_bytes: self.problem.budget_bytes,
+            candidates: &self.candidates,
+            features: &self.features,
+        })
+    }
+
+    /// Evicts what `choice` names and goes on to the next pressure point.
+    ///
+    /// # Panics
+    ///
+    /// If the choice is not legal at the pressure point, or there is none.
+    pub fn take(&mut self, choice: Choice) {
+        assert!(self.pressed.is_some(), "a choice was made where there is nothing to choose");
+        let candidate = &self.candidates[choice.candidate];
+        assert!(candidate.allows(choice.action), "{:?} is masked for candidate {}", choice.action, choice.candidate);
+        self.plan.set(candidate.window, choice.action);
+        self.decisions += 1;
+        self.advance(OnPressure::Stop);
+    }
+
+    /// Lets the plan go over the budget from here on, without another decision.
+    pub fn give_up(&mut self) {
+        if self.pressed.is_some() {
+            self.advance(OnPressure::Exceed);
+        }
+    }
+
+    /// Lets `policy` decide everything that is left.
+    pub fn decide(&mut self, policy: &mut dyn Policy) {
+        self.described = policy.reads_features();
+        while let Some(pressure) = self.pressure() {
+            match policy.choose(&pressure) {
+                Some(choice) => self.take(choice),
+                None => self.give_up(),
+            }
+        }
+        self.described = true;
+    }
+
+    /// How many evictions were chosen.
+    pub fn decisions(&self) -> usize {
+        self.decisions
+    }
+
+    /// The decisions so far.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What the complete plan is predicted to cost; meaningful once [`Sweep::pressure`] is none.
+    pub fn prediction(&self) -> Prediction {
+        self.prediction
+    }
+
+    fn advance(&mut self, on_pressure: OnPressure) {
+        self.pressed = None;
+        match self.timeline.run(&self.plan, self.problem.budget_bytes, on_pressure) {
+            Run::Finished(prediction) => self.prediction = prediction,
+            Run::Pressed { operator, deficit_bytes } => {
+                self.observe(operator, deficit_bytes);
+                if self.candidates.is_empty() {
+                    // Idle storages there are, but none that these actions may evict.
+                    self.advance(OnPressure::Exceed);
+                } else {
+                    self.pressed = Some((operator, deficit_bytes));
+                }
+            }
+        }
+    }
+
+    fn observe(&mut self, operator: usize, deficit_bytes: u64) {
+        self.estimator.look(&self.problem, &self.timeline, &self.plan, operator);
+        self.candidates.clear();
+        for &window in self.timeline.open_windows() {
+            let candidate = self.estimator.candidate(&self.problem, &self.timeline, operator, window);
+            if candidate.can_swap || candidate.can_recompute {
+                self.candidates.push(candidate);
+            }
+        }
+        self.features.clear();
+        if self.described {
+            self.features.resize(self.candidates.len() * FEATURES, 0.0);
+            self.estimator.describe(&self.problem, operator, deficit_bytes, &self.candidates, &mut self.features);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+#include "operators.h"
+
+#include <unordered_set>
+
+namespace plimsoll {
+namespace {
+
+using Names = std::unordered_set<std::string>;
+
+// They alias their input though the schema does not say so.
+const Names kUndeclaredViews = {"_unsafe_view",  "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes",
+                                "lift",          "sym_size",     "sym_numel",    "sym_stride",
+                                "sym_storage_offset", "is_same_size"};
+// They read the shape of their tensor argument, never its bytes.
+const Names kShapeOnly = {"empty_like", "zeros_like",  "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+                          "new_empty",  "new_zeros",   "new_ones",  "new_full",  "new_empty_strided"};
+// They replace what their first argument holds without reading it.
+const Names kOverwriting = {"bernoulli_", "fill_", "zero_", "normal_", "uniform_", "copy_", "random_", "exponential_"};
+const Names kResizing = {"resize_", "resize_as_", "set_", "resize_output_"};
+// They write running statistics, whether the schema says so or not.
+const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",      "miopen_batch_norm",
+                          "_native_batch_norm_legit", "_batch_norm_with_update"};
+
+c10::TypePtr without_optional(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::OptionalType ? type->expect<c10::OptionalType>()->getElementType() : type;
+}
+
+Argument::Kind kind_of(const c10::TypePtr& declared) {
+  auto type = without_optional(declared);
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return Argument::Tensor;
+    case c10::TypeKind::ListType: {
+      auto element = without_optional(type->expect<c10::ListType>()->getElementType());
+      if (element->kind() == c10::TypeKind::TensorType) return Argument::Tensor;
+      bool plain = element->kind() != c10::TypeKind::ListType && element->kind() != c10::TypeKind::ClassType;
+      return plain ? Argument::Value : Argument::Opaque;
+    }
+    case c10::TypeKind::DictType:
+    case c10::TypeKind::TupleType:
+    case c10::TypeKind::ClassType:
+    case c10::TypeKind::AnyType:
+    case c10::TypeKind::StorageType:
+      return Argument::Opaque;
+    default:
+      return Argument::Value;
+  }
+}
+
+}  // namespace
+
+OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handle(operator_handle) {
+  const auto& schema = handle.schema();
+  const std::string& qualified = schema.name();
+  std::string space = qualified.substr(0, qualified.find("::"));
+  std::string bare = qualified.substr(qualified.find("::") + 2);
+  text = schema.overload_name().empty() ? qualified : qualified + "." + schema.overload_name();
+  returns = schema.returns().size();
+
+  bool is_batch_norm = kBatchNorm.count(bare) > 0;
+  bool foreign = space != "aten" && space != "prims";
+  bool hides_writes = space == "c10d" || space == "_c10d_functional";
+  bool opaque = false;
+  for (size_t index = 0; index < schema.arguments().size(); ++index) {
+    const auto& declared = schema.arguments()[index];
+    Argument argument;
+    argument.kind = kind_of(declared.type());
+    argument.is_optional = declared.type()->kind() == c10::TypeKind::OptionalType;
+    bool declared_write = declared.alias_info() && declared.alias_info()->isWrite();
+    bool statistic = is_batch_norm && (declared.name() == "running_mean" || declared.name() == "running_var");
+    argument.is_running_statistic = statistic;
+    argument.is_written =
+        argument.kind != Argument::Value && !statistic && (declared_write || hides_writes || argument.kind == Argument::Opaque);
+    argument.is_overwritten = argument.is_written && index == 0 && kOverwriting.count(bare) > 0;
+    opaque |= argument.kind == Argument::Opaque;
+    writes |= argument.is_written;
+    if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);
+    if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
+    arguments.push_back(argument);
+  }
+  if (bare == "mkldnn_rnn_layer_backward") {  // oneDNN writes its workspace
+    arguments.back().is_written = writes = true;
+  }
+
+  bool is_view = kUndeclaredViews.count(bare) > 0;
+  for (const auto& result : schema.returns()) is_view |= result.alias_info() && !result.alias_info()->isWrite();
+  bool is_composite = handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                      !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  is_transparent = is_composite || (is_view && !writes);
+  is_random = handle.hasTag(at::Tag::nondeterministic_seeded);
+  reads_shape_only = kShapeOnly.count(bare) > 0;
+
+  bool has_tensor = false;
+  for (const auto& argument : arguments) has_tensor |= argument.kind == Argument::Tensor;
+  if (foreign) {
+    not_replayable = "not an ATen operator";
+  } else if (opaque) {
+    not_replayable = "an argument may hide tensors";
+  } else if (kResizing.count(bare)) {
+    not_replayable = "changes the size or the identity of a storage";
+  } else if (bare == "record_stream") {
+    not_replayable = "has an effect beside its tensors";
+  } else if (bare.find("empty") != std::string::npos) {
+    not_replayable = "its bytes are undefined";
+  }
+  is_factory = !has_tensor || reads_shape_only;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,43 @@
+// What there is to know about an ATen operator before it runs: which arguments are tensors, which of them it
+// writes, and whether it can be rerun. Read from its schema once, with the schemas' omissions mended.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <vector>
+
+namespace plimsoll {
+
+struct Argument {
+  enum Kind : uint8_t {
+    Value,          // no tensor in it
+    Tensor,         // a tensor, an optional one, or a list of either
+    Opaque,         // something that may hide tensors
+  };
+  Kind kind = Value;
+  bool is_written = false;
+  bool is_overwritten = false;   // all its bytes are replaced without being read, if the view covers the storage
+  bool is_running_statistic = false;
+  bool is_optional = false;
+};
+
+struct OperatorFacts {
+  c10::OperatorHandle handle;
+  uint32_t name = 0;
+  std::string text;
+  std::vector<Argument> arguments;
+  size_t returns = 0;
+  int training_argument = -1;    // batch-norm: the flag that makes it write its statistics; -1 where it always does
+  int generator_argument = -1;
+  bool is_transparent = false;   // a view or a composite: nothing to intercept
+  bool is_random = false;
+  bool reads_shape_only = false;
+  bool is_factory = false;       // makes its result from nothing but numbers: a program may fill it in past the dispatcher
+  bool writes = false;           // any argument is written, statistics aside
+  const char* not_replayable = nullptr;
+
+  explicit OperatorFacts(const c10::OperatorHandle& operator_handle);
+};
+
+}  // namespace plimsoll

@@ -1,0 +1,136 @@
+// The C interface: catches every exception at the border.
+#include "shim.h"
+
+#include "allocator.h"
+#include "entries.h"
+#include "interceptor.h"
+#include "recipe.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <string>
+
+namespace plimsoll {
+
+// Why `before` refused an operator.
+std::string& refusal() {
+  thread_local std::string message;
+  return message;
+}
+
+namespace {
+
+std::string& last_error() {
+  thread_local std::string message;
+  return message;
+}
+
+template <class Body>
+int32_t guarded(Body body) {
+  try {
+    // What the shim does itself is not the program's.
+    c10::impl::ExcludeDispatchKeyGuard not_intercepted(kInterceptorKey);
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+  } catch (...) {
+    last_error() = "an exception of an unknown kind";
+  }
+  return -1;
+}
+
+}  // namespace
+}  // namespace plimsoll
+
+using namespace plimsoll;
+
+int32_t plimsoll_install(const PlimsollCallbacks* callbacks) {
+  return guarded([&] {
+    install_allocator([](uint32_t entry) { entries().note_freed(entry); });
+    install_interceptor(*callbacks);
+  });
+}
+
+void plimsoll_intercept(int32_t on) { c10::impl::tls_set_dispatch_key_included(kInterceptorKey, on != 0); }
+
+const char* plimsoll_error(void) { return last_error().c_str(); }
+void plimsoll_refuse(const char* message) { refusal() = message; }
+
+uint64_t plimsoll_live_bytes(void) { return live_bytes(); }
+uint64_t plimsoll_peak_bytes(void) { return peak_bytes(); }
+void plimsoll_reset_peak(void) { reset_peak(); }
+
+size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) { return entries().take_freed(out, capacity); }
+void plimsoll_forget(PlimsollEntry entry) {
+  guarded([&] { entries().forget(entry); });
+}
+
+PlimsollEntry plimsoll_entry_of(const void* tensor) {
+  const auto& given = *static_cast<const at::Tensor*>(tensor);
+  if (!given.defined() || !given.has_storage()) return 0;
+  return entries().find(given.storage().unsafeGetStorageImpl());
+}
+
+int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t* filled) {
+  return guarded([&] { *filled = entries().has_changed(entry, *entries().lock(entry)); });
+}
+int32_t plimsoll_park(PlimsollEntry entry, void** bytes) {
+  return guarded([&] { *bytes = entries().park(entry); });
+}
+int32_t plimsoll_unpark(PlimsollEntry entry) {
+  return guarded([&] { entries().unpark(entry); });
+}
+int32_t plimsoll_release(PlimsollEntry entry) {
+  return guarded([&] { entries().release(entry); });
+}
+int32_t plimsoll_allocate(PlimsollEntry entry, void** bytes) {
+  return guarded([&] { *bytes = entries().allocate(entry); });
+}
+int32_t plimsoll_hold(PlimsollEntry entry) {
+  return guarded([&] { entries().hold(entry); });
+}
+int32_t plimsoll_unhold(PlimsollEntry entry) {
+  return guarded([&] { entries().unhold(entry); });
+}
+
+int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count, PlimsollEntry* outputs,
+                       size_t output_count) {
+  return guarded([&] {
+    const auto& known = *reinterpret_cast<Recipe*>(recipe);
+    TORCH_CHECK(input_count == known.accesses.size(), "a rerun of ", known.facts->text, " needs ", known.accesses.size(),
+                " inputs, not ", input_count);
+    std::vector<Storage> storages;
+    for (size_t index = 0; index < input_count; ++index) {
+      const AccessRecord& access = known.accesses[index];
+      if (access.mode == PLIMSOLL_SIDE_EFFECT) {
+        storages.emplace_back();
+      } else if (access.mode == PLIMSOLL_OVERWRITE) {
+        auto* allocator = c10::GetAllocator(access.device.type());
+        storages.push_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), access.bytes,
+                                                                 allocator->allocate(access.bytes), allocator, true));
+      } else {
+        storages.push_back(entries().lock(inputs[index]));
+      }
+    }
+    std::vector<Storage> results = known.run(std::move(storages));
+    TORCH_CHECK(results.size() == output_count, "a rerun of ", known.facts->text, " made ", results.size(),
+                " storages where it made ", output_count, " before");
+    for (size_t index = 0; index < output_count; ++index) {
+      PlimsollEntry there = entries().find(results[index].get());
+      outputs[index] = there ? there : entries().beside(std::move(results[index]));
+    }
+  });
+}
+
+void plimsoll_recipe_free(PlimsollRecipe* recipe) {
+  guarded([&] { delete reinterpret_cast<Recipe*>(recipe); });
+}
+
+int32_t plimsoll_adopt(PlimsollEntry from, PlimsollEntry to) {
+  return guarded([&] { entries().adopt(from, to); });
+}
+int32_t plimsoll_discard(PlimsollEntry entry) {
+  return guarded([&] { entries().discard(entry); });
+}

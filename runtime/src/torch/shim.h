@@ -1,0 +1,111 @@
+// The C interface between libtorch's dispatcher and Rust: mechanism only, no policy.
+//
+// An *entry* stands for one StorageImpl that an intercepted operator used or made. Entry numbers start at 1.
+// Functions that can fail return 0 on success; plimsoll_error() then tells why not. No C++ exception passes.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef uint32_t PlimsollEntry;
+typedef struct PlimsollRecipe PlimsollRecipe;
+
+enum PlimsollMode { PLIMSOLL_READ = 0, PLIMSOLL_WRITE = 1, PLIMSOLL_OVERWRITE = 2, PLIMSOLL_SIDE_EFFECT = 3 };
+enum PlimsollPhase { PLIMSOLL_FORWARD = 0, PLIMSOLL_BACKWARD = 1, PLIMSOLL_UPDATE = 2 };
+
+enum PlimsollWish { PLIMSOLL_RECIPE = 1, PLIMSOLL_WATCH = 2 };
+
+// One distinct storage among an operator's inputs.
+typedef struct {
+  PlimsollEntry entry;
+  uint32_t mode;        // PlimsollMode
+  uint64_t bytes;       // size of the storage now
+  const char* locked;   // why it may not be evicted, or null; static
+  uint32_t filled;      // 1 where a watched storage changed since it was made, with no operator in between
+} PlimsollAccess;
+
+// One storage that an operator made and returned.
+typedef struct {
+  PlimsollEntry entry;
+  uint64_t bytes;
+  const char* locked;
+} PlimsollCreated;
+
+// An operator about to run, or one that has run.
+typedef struct {
+  uint32_t name;                 // announced once through `name`
+  uint32_t phase;                // PlimsollPhase
+  const char* not_replayable;    // why it cannot be rerun bit for bit, or null; static
+  const PlimsollAccess* accesses;
+  size_t access_count;
+  const PlimsollCreated* created;  // null before it has run
+  size_t created_count;
+  PlimsollRecipe* recipe;        // after it has run: the recipe that `before` asked for, now the callee's, or null
+  uint64_t peak_bytes;           // after it has run: most device bytes while it ran
+  uint64_t start_ns, end_ns;     // after it has run: monotonic clock around the operator itself
+} PlimsollOperator;
+
+// What Rust is told. All are called on the thread that runs the operator, with no lock held. `before` returns a
+// negative number to refuse the operator with the message of plimsoll_refuse(), else the sum of what it asks for:
+// 1 for a recipe, 2 to watch what the operator makes from nothing, until it is used, for bytes filled in past the
+// dispatcher.
+typedef struct {
+  void (*name)(uint32_t name, const char* text);
+  int32_t (*before)(const PlimsollOperator*);
+  void (*after)(const PlimsollOperator*);
+  void (*failed)(void);
+} PlimsollCallbacks;
+
+// Registers the allocator and the interceptor, once per process.
+int32_t plimsoll_install(const PlimsollCallbacks* callbacks);
+// Switches interception on or off for this thread, and for the autograd threads that work for it.
+void plimsoll_intercept(int32_t on);
+
+const char* plimsoll_error(void);
+void plimsoll_refuse(const char* message);
+
+// Device bytes: allocated now; most since the last call of plimsoll_reset_peak().
+uint64_t plimsoll_live_bytes(void);
+uint64_t plimsoll_peak_bytes(void);
+void plimsoll_reset_peak(void);
+
+// Moves at most `capacity` entries whose storage has died since the last call into `out`; returns how many. Their
+// numbers stay taken until plimsoll_forget().
+size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity);
+void plimsoll_forget(PlimsollEntry entry);
+// The entry of a tensor's storage, or 0 where no intercepted operator has seen it. `tensor` is an at::Tensor*.
+PlimsollEntry plimsoll_entry_of(const void* tensor);
+
+// Whether the bytes of a storage that is being watched were filled in past the dispatcher. Ends the watch.
+int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t* filled);
+// Takes the bytes out of the storage, which then has none; the entry keeps them.
+int32_t plimsoll_park(PlimsollEntry entry, void** bytes);
+// Puts the bytes that the entry keeps into the storage.
+int32_t plimsoll_unpark(PlimsollEntry entry);
+// Frees the bytes that the entry keeps.
+int32_t plimsoll_release(PlimsollEntry entry);
+// Allocates bytes for the entry to keep.
+int32_t plimsoll_allocate(PlimsollEntry entry, void** bytes);
+// Keeps the storage alive, whatever the program does, until plimsoll_unhold().
+int32_t plimsoll_hold(PlimsollEntry entry);
+int32_t plimsoll_unhold(PlimsollEntry entry);
+
+// Reruns an operator. `inputs` has one entry for each access of the original: the storage that holds the version
+// it read; ignored for PLIMSOLL_OVERWRITE and PLIMSOLL_SIDE_EFFECT. On success `outputs` receives first one entry
+// for each access that was written (other than as a side effect), then one for each storage that was created.
+// Entries made here stand beside the program: they live until plimsoll_discard() or plimsoll_adopt().
+int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count,
+                       PlimsollEntry* outputs, size_t output_count);
+void plimsoll_recipe_free(PlimsollRecipe* recipe);
+// Moves the bytes of `from`, which stands beside the program, into the empty storage of `to`; `from` is gone.
+int32_t plimsoll_adopt(PlimsollEntry from, PlimsollEntry to);
+// Frees an entry that stands beside the program, and its bytes.
+int32_t plimsoll_discard(PlimsollEntry entry);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,297 @@
+//! The C interface of the shim, made safe: the only file that calls it.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr::NonNull;
+
+/// What the shim could not do, in libtorch's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ShimError(pub String);
+
+/// The shim's number for a storage.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Entry(u32);
+
+/// One distinct storage among an operator's inputs, as the shim lays it out.
+#[repr(C)]
+pub(crate) struct RawAccess {
+    pub(crate) entry: Entry,
+    pub(crate) mode: u32,
+    pub(crate) bytes: u64,
+    locked: *const c_char,
+    filled: u32,
+}
+
+/// One storage that an operator made, as the shim lays it out.
+#[repr(C)]
+pub(crate) struct RawCreated {
+    pub(crate) entry: Entry,
+    pub(crate) bytes: u64,
+    locked: *const c_char,
+}
+
+/// An operator about to run or run, as the shim lays it out.
+#[repr(C)]
+pub(crate) struct RawOperator {
+    pub(crate) name: u32,
+    pub(crate) phase: u32,
+    not_replayable: *const c_char,
+    accesses: *const RawAccess,
+    access_count: usize,
+    created: *const RawCreated,
+    created_count: usize,
+    recipe: *mut c_void,
+    pub(crate) peak_bytes: u64,
+    pub(crate) start_ns: u64,
+    pub(crate) end_ns: u64,
+}
+
+impl RawAccess {
+    /// Whether its bytes were filled in past the dispatcher after an operator made it.
+    pub(crate) fn is_filled(&self) -> bool {
+        self.filled != 0
+    }
+
+    pub(crate) fn locked(&self) -> Option<&'static str> {
+        // SAFETY: the shim gives null or a string literal.
+        unsafe { literal(self.locked) }
+    }
+}
+
+impl RawCreated {
+    pub(crate) fn locked(&self) -> Option<&'static str> {
+        // SAFETY: the shim gives null or a string literal.
+        unsafe { literal(self.locked) }
+    }
+}
+
+impl RawOperator {
+    pub(crate) fn not_replayable(&self) -> Option<&'static str> {
+        // SAFETY: the shim gives null or a string literal.
+        unsafe { literal(self.not_replayable) }
+    }
+
+    pub(crate) fn accesses(&self) -> &[RawAccess] {
+        // SAFETY: the shim gives `access_count` accesses that live as long as the event.
+        unsafe { slice(self.accesses, self.access_count) }
+    }
+
+    pub(crate) fn created(&self) -> &[RawCreated] {
+        // SAFETY: the shim gives `created_count` storages that live as long as the event.
+        unsafe { slice(self.created, self.created_count) }
+    }
+
+    /// The recipe that came with an operator that has run. Call once.
+    pub(crate) fn take_recipe(&self) -> Option<Recipe> {
+        NonNull::new(self.recipe).map(Recipe)
+    }
+}
+
+/// # Safety
+///
+/// `text` is null or a nul-terminated UTF-8 string that is never freed.
+unsafe fn literal(text: *const c_char) -> Option<&'static str> {
+    // SAFETY: as the caller promises.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("a reason that is not UTF-8"))
+}
+
+/// # Safety
+///
+/// `items` is null, or points to `count` items that outlive the result.
+unsafe fn slice<'a, T>(items: *const T, count: usize) -> &'a [T] {
+    // SAFETY: as the caller promises.
+    if items.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(items, count) } }
+}
+
+/// All that a rerun of one operator needs beside the bytes it reads.
+pub(crate) struct Recipe(NonNull<c_void>);
+
+// SAFETY: a recipe is plain data; libtorch's reference counts in it are atomic.
+unsafe impl Send for Recipe {}
+
+impl Drop for Recipe {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from the shim and is freed once.
+        unsafe { plimsoll_recipe_free(self.0.as_ptr()) }
+    }
+}
+
+/// What the shim calls. See shim.h.
+#[repr(C)]
+pub(crate) struct Callbacks {
+    pub(crate) name: extern "C" fn(u32, *const c_char),
+    pub(crate) before: extern "C" fn(*const RawOperator) -> i32,
+    pub(crate) after: extern "C" fn(*const RawOperator),
+    pub(crate) failed: extern "C" fn(),
+}
+
+unsafe extern "C" {
+    fn plimsoll_install(callbacks: *const Callbacks) -> i32;
+    fn plimsoll_intercept(on: i32);
+    fn plimsoll_error() -> *const c_char;
+    fn plimsoll_refuse(message: *const c_char);
+    fn plimsoll_live_bytes() -> u64;
+    fn plimsoll_peak_bytes() -> u64;
+    fn plimsoll_reset_peak();
+    fn plimsoll_take_freed(out: *mut Entry, capacity: usize) -> usize;
+    fn plimsoll_forget(entry: Entry);
+    fn plimsoll_entry_of(tensor: *const c_void) -> u32;
+    fn plimsoll_is_filled(entry: Entry, filled: *mut i32) -> i32;
+    fn plimsoll_park(entry: Entry, bytes: *mut *mut c_void) -> i32;
+    fn plimsoll_unpark(entry: Entry) -> i32;
+    fn plimsoll_release(entry: Entry) -> i32;
+    fn plimsoll_allocate(entry: Entry, bytes: *mut *mut c_void) -> i32;
+    fn plimsoll_hold(entry: Entry) -> i32;
+    fn plimsoll_unhold(entry: Entry) -> i32;
+    fn plimsoll_rerun(
+        recipe: *mut c_void,
+        inputs: *const Entry,
+        input_count: usize,
+        outputs: *mut Entry,
+        output_count: usize,
+    ) -> i32;
+    fn plimsoll_recipe_free(recipe: *mut c_void);
+    fn plimsoll_adopt(from: Entry, to: Entry) -> i32;
+    fn plimsoll_discard(entry: Entry) -> i32;
+}
+
+fn checked(status: i32) -> Result<(), ShimError> {
+    if status == 0 {
+        return Ok(());
+    }
+    // SAFETY: the message stays until this thread's next call.
+    let message = unsafe { CStr::from_ptr(plimsoll_error()) };
+    // libtorch appends a stack trace to the first line.
+    Err(ShimError(message.to_string_lossy().lines().next().unwrap_or_default().to_owned()))
+}
+
+pub(crate) fn install(callbacks: &'static Callbacks) -> Result<(), ShimError> {
+    // SAFETY: the callbacks live for ever and are called as their types say.
+    checked(unsafe { plimsoll_install(callbacks) })
+}
+
+pub(crate) fn intercept(on: bool) {
+    // SAFETY: sets a flag of this thread.
+    unsafe { plimsoll_intercept(i32::from(on)) }
+}
+
+pub(crate) fn refuse(message: &str) {
+    let message = CString::new(message.replace('\0', " ")).expect("no nul is left");
+    // SAFETY: the shim copies the message.
+    unsafe { plimsoll_refuse(message.as_ptr()) }
+}
+
+pub(crate) fn live_bytes() -> u64 {
+    // SAFETY: reads a counter.
+    unsafe { plimsoll_live_bytes() }
+}
+
+pub(crate) fn peak_bytes() -> u64 {
+    // SAFETY: reads a counter.
+    unsafe { plimsoll_peak_bytes() }
+}
+
+pub(crate) fn reset_peak() {
+    // SAFETY: sets a counter.
+    unsafe { plimsoll_reset_peak() }
+}
+
+/// Appends the entries whose storages have died since the last call.
+pub(crate) fn take_freed(into: &mut Vec<Entry>) {
+    loop {
+        let mut batch = [Entry(0); 64];
+        // SAFETY: the batch holds as many entries as it says.
+        let count = unsafe { plimsoll_take_freed(batch.as_mut_ptr(), batch.len()) };
+        into.extend_from_slice(&batch[..count]);
+        if count < batch.len() {
+            return;
+        }
+    }
+}
+
+pub(crate) fn forget(entry: Entry) {
+    // SAFETY: an unknown entry is an error inside the shim, not undefined behaviour.
+    unsafe { plimsoll_forget(entry) }
+}
+
+/// The entry of a tensor's storage, where an intercepted operator has seen it.
+pub(crate) fn entry_of(tensor: &tch::Tensor) -> Option<Entry> {
+    // SAFETY: tch's pointer is an at::Tensor*.
+    let entry = unsafe { plimsoll_entry_of(tensor.as_ptr().cast()) };
+    (entry != 0).then_some(Entry(entry))
+}
+
+fn with_pointer(call: impl FnOnce(*mut *mut c_void) -> i32) -> Result<*mut u8, ShimError> {
+    let mut bytes = std::ptr::null_mut();
+    checked(call(&mut bytes))?;
+    Ok(bytes.cast())
+}
+
+/// Whether the bytes of a storage that is being watched were filled in past the dispatcher. Ends the watch.
+pub(crate) fn is_filled(entry: Entry) -> Result<bool, ShimError> {
+    let mut filled = 0;
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_is_filled(entry, &mut filled) })?;
+    Ok(filled != 0)
+}
+
+/// Takes the bytes out of the storage; the entry keeps them.
+pub(crate) fn park(entry: Entry) -> Result<*mut u8, ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    with_pointer(|bytes| unsafe { plimsoll_park(entry, bytes) })
+}
+
+/// Puts the bytes that the entry keeps into the storage.
+pub(crate) fn unpark(entry: Entry) -> Result<(), ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_unpark(entry) })
+}
+
+/// Frees the bytes that the entry keeps.
+pub(crate) fn release(entry: Entry) -> Result<(), ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_release(entry) })
+}
+
+/// Allocates bytes for the entry to keep.
+pub(crate) fn allocate(entry: Entry) -> Result<*mut u8, ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    with_pointer(|bytes| unsafe { plimsoll_allocate(entry, bytes) })
+}
+
+/// Keeps the storage alive until [`unhold`].
+pub(crate) fn hold(entry: Entry) -> Result<(), ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_hold(entry) })
+}
+
+pub(crate) fn unhold(entry: Entry) -> Result<(), ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_unhold(entry) })
+}
+
+/// Reruns an operator; see shim.h for the order of inputs and outputs.
+pub(crate) fn rerun(recipe: &Recipe, inputs: &[Entry], outputs: &mut [Entry]) -> Result<(), ShimError> {
+    // SAFETY: the recipe is alive, and the slices are as long as they say.
+    checked(unsafe {
+        plimsoll_rerun(recipe.0.as_ptr(), inputs.as_ptr(), inputs.len(), outputs.as_mut_ptr(), outputs.len())
+    })
+}
+
+/// Moves the bytes of `from`, which stands beside the program, into the empty storage of `to`.
+pub(crate) fn adopt(from: Entry, to: Entry) -> Result<(), ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_adopt(from, to) })
+}
+
+/// Frees an entry that stands beside the program.
+pub(crate) fn discard(entry: Entry) -> Result<(), ShimError> {
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_discard(entry) })
+}
+
+impl Entry {
+    /// No storage: where the shim ignores an input.
+    pub(crate) const NONE: Entry = Entry(0);
+}

@@ -1,0 +1,78 @@
+//! The promise: deciding does not allocate.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use plimsoll_runtime::LearnedPolicy;
+use plimsoll_runtime::lineage::WindowId;
+use plimsoll_runtime::network::{Dense, LOGITS, Network, NetworkWeights, Normaliser};
+use plimsoll_runtime::observation::{Candidate, FEATURES, Pressure};
+use plimsoll_runtime::policy::Policy;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting what each thread asks of it.
+struct Counting;
+
+// SAFETY: every call is passed on to the system's allocator unchanged; counting does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promises about `layout` are the ones that are needed here.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller promises that `pointer` came from `alloc` with this `layout`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn network(hidden: usize) -> Network {
+    let dense = |inputs: usize, outputs: usize| Dense {
+        weights: (0..inputs * outputs).map(|index| (index as f32).sin()).collect(),
+        bias: vec![0.1; outputs],
+    };
+    let layers = [dense(FEATURES, hidden), dense(hidden, hidden), dense(hidden, LOGITS)];
+    Network::new(&NetworkWeights::new(Normaliser::identity(), layers).unwrap())
+}
+
+fn candidate(index: u32) -> Candidate {
+    Candidate {
+        window: WindowId(index),
+        bytes: 1 << 20,
+        staleness_ns: 1,
+        gap_ns: 1,
+        to_use_ns: 1,
+        transfer_ns: 1,
+        swap_exposed_ns: 0,
+        contention_ns: 0,
+        own_recompute_ns: 1,
+        recompute_ns: 1,
+        dropped_children_bytes: 0,
+        dropped_children_ns: 0,
+        used_again: true,
+        can_swap: true,
+        can_recompute: index.is_multiple_of(2),
+    }
+}
+
+#[test]
+fn no_decision_allocates_greedy_or_sampled_few_candidates_or_many() {
+    let candidates: Vec<Candidate> = (0..300).map(candidate).collect();
+    let features: Vec<f32> = (0..300 * FEATURES).map(|index| (index as f32).cos()).collect();
+    for mut policy in [LearnedPolicy::greedy(network(64)), LearnedPolicy::sampled(network(48), 7)] {
+        let before = ALLOCATIONS.get();
+        for count in [1, 300, 20] {
+            let (candidates, features) = (&candidates[..count], &features[..count * FEATURES]);
+            let pressure = Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, candidates, features };
+            assert!(policy.choose(&pressure).is_some());
+        }
+        assert_eq!(ALLOCATIONS.get() - before, 0);
+    }
+}

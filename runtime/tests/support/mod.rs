@@ -1,0 +1,7 @@
+//! What several test files share. Each of them uses only a part of it.
+#![allow(dead_code)]
+
+pub mod draw;
+pub mod interpreter;
+pub mod random_trace;
+pub mod script;

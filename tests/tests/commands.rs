@@ -1,0 +1,406 @@
+//! Every subcommand does what its help says, on both families; bad input gets one clear line, and leaves nothing
+//! half-written.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use plimsoll_runtime::{PlanFile, PolicyFile, Trace};
+use plimsoll_tests::command::Bench;
+use serde_json::Value;
+
+const SUBCOMMANDS: [&str; 6] = ["record", "train", "plan", "evaluate", "run", "inspect"];
+const BASELINES: [&str; 6] = ["keep-all", "chen", "vdnn-all", "dtr", "capuchin", "lru"];
+
+/// What every point of a result holds, by its JSON pointer.
+const FIELDS: [&str; 19] = [
+    "/workload",
+    "/policy",
+    "/budget_bytes",
+    "/keep_all_peak_bytes",
+    "/feasible",
+    "/predicted/makespan_ns",
+    "/predicted/peak_bytes",
+    "/predicted/overhead",
+    "/measured",
+    "/decisions",
+    "/decide_ns",
+    "/actions/keep",
+    "/actions/swap",
+    "/actions/recompute",
+    "/losses",
+    "/identical",
+    "/decided_by",
+    "/link_emulated",
+    "/held",
+];
+
+fn new_bench(name: &str) -> Bench {
+    Bench::new(env!("CARGO_BIN_EXE_plimsoll"), PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name))
+}
+
+/// A bench with a trace of each family's tiny member and a policy for gpt, which took three updates.
+fn bench() -> &'static Bench {
+    static BENCH: OnceLock<Bench> = OnceLock::new();
+    BENCH.get_or_init(|| {
+        let bench = new_bench("commands");
+        for family in ["gpt", "resnet"] {
+            bench.succeed(&format!(
+                "record --config {family}.toml --workload {family}-tiny --out {family}.plimsoll --iterations 5"
+            ));
+        }
+        bench.succeed("train --config gpt.toml --out gpt.policy --updates 3 --logdir runs --seed 5");
+        bench
+    })
+}
+
+fn assert_complete(point: &Value) {
+    for field in FIELDS {
+        assert!(point.pointer(field).is_some(), "{field} is missing in {point:#}");
+    }
+}
+
+fn assert_nothing_half_written(bench: &Bench) {
+    let left: Vec<String> = bench.files().into_iter().filter(|name| name.contains(".plimsoll-")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn every_subcommand_explains_itself() {
+    let bench = new_bench("help");
+    let all = bench.succeed("--help").stdout;
+    for subcommand in SUBCOMMANDS {
+        assert!(all.contains(subcommand), "{all}");
+        let help = bench.succeed(&format!("{subcommand} --help")).stdout;
+        assert!(help.contains("Usage: plimsoll"), "{help}");
+    }
+    for subcommand in ["record", "train", "evaluate", "run"] {
+        assert!(bench.succeed(&format!("{subcommand} --help")).stdout.contains("--device"));
+    }
+    assert!(!bench.call("").succeeded);
+    assert!(!bench.call("sail").succeeded);
+}
+
+#[test]
+fn record_writes_a_trace_that_inspect_explains() {
+    let bench = bench();
+    for family in ["gpt", "resnet"] {
+        let trace = Trace::load(bench.path(&format!("{family}.plimsoll"))).unwrap();
+        assert_eq!(
+            (trace.workload, trace.family, trace.recorded_iterations),
+            (format!("{family}-tiny"), family.into(), 5)
+        );
+        let inspected = bench.succeed(&format!("inspect {family}.plimsoll")).stdout;
+        assert!(
+            inspected.contains(&format!("trace of {family}-tiny")) && inspected.contains("Parameter"),
+            "{inspected}"
+        );
+    }
+}
+
+#[test]
+fn plan_knows_every_baseline_and_both_kinds_of_budget() {
+    let bench = bench();
+    let peak = Trace::load(bench.path("gpt.plimsoll")).unwrap().peak_bytes;
+    for policy in BASELINES.into_iter().chain(["gpt.policy"]) {
+        let generous = format!("plan --trace gpt.plimsoll --policy {policy} --link 1GB/s --budget");
+        bench.succeed(&format!("{generous} 100% --json {policy}.json --out {policy}.plan"));
+        let point = bench.json(&format!("{policy}.json"));
+        assert_complete(&point);
+        assert_eq!((point["policy"].as_str(), point["feasible"].as_bool()), (Some(policy), Some(true)));
+        assert_eq!((&point["budget_bytes"], &point["keep_all_peak_bytes"]), (&peak.into(), &peak.into()));
+        assert!(point["measured"].is_null() && point["identical"].is_null(), "nothing was run");
+        let plan = PlanFile::load(bench.path(&format!("{policy}.plan"))).unwrap();
+        assert_eq!(plan.policy, policy);
+        assert!(bench.succeed(&format!("inspect {policy}.plan")).stdout.contains(&format!("by {policy}")));
+        let absolute = format!("{}KiB", peak / 1024 + 1);
+        bench.succeed(&format!("{generous} {absolute} --json {policy}.json"));
+        assert_eq!(bench.json(&format!("{policy}.json"))["budget_bytes"], (peak / 1024 + 1) * 1024);
+    }
+}
+
+#[test]
+fn plan_takes_only_the_actions_that_it_is_given() {
+    let bench = bench();
+    for policy in ["capuchin", "gpt.policy"] {
+        for (actions, forbidden) in [("keep,swap", "recompute"), ("recompute", "swap"), ("keep,swap,recompute", "")] {
+            let json = format!("{policy}-{}.json", actions.replace(',', "-"));
+            bench.succeed(&format!(
+                "plan --trace gpt.plimsoll --policy {policy} --budget 85% --link 1GB/s --actions {actions} --json {json}"
+            ));
+            let counts = bench.json(&json)["actions"].clone();
+            assert!(counts["swap"].as_u64() > Some(0) || counts["recompute"].as_u64() > Some(0), "{counts}");
+            assert!(forbidden.is_empty() || counts[forbidden] == 0, "{policy} with {actions}: {counts}");
+        }
+    }
+    let kept = bench.refuse("plan --trace gpt.plimsoll --policy dtr --budget 85% --link 1GB/s --actions keep");
+    assert!(kept.contains("the least budget"), "{kept}");
+}
+
+#[test]
+fn train_writes_a_policy_that_inspect_explains() {
+    let bench = bench();
+    let policy = PolicyFile::load(bench.path("gpt.policy")).unwrap();
+    assert_eq!((policy.family.as_str(), policy.provenance.seed), ("gpt", 5));
+    assert!(policy.provenance.command.starts_with("plimsoll train --config gpt.toml"));
+    assert_eq!(policy.provenance.configuration, std::fs::read_to_string(bench.path("gpt.toml")).unwrap());
+    assert_eq!(policy.provenance.quality["updates"], 3.0);
+    let inspected = bench.succeed("inspect gpt.policy").stdout;
+    assert!(inspected.contains("policy for the family gpt") && inspected.contains("seed 5"), "{inspected}");
+}
+
+#[test]
+fn training_that_was_interrupted_goes_on_bit_for_bit() {
+    const UPDATES: usize = 12;
+    let bench = new_bench("interrupted");
+    let line = |out: &str| format!("train --config gpt.toml --out {out} --updates {UPDATES} --seed 3 --logdir runs");
+    let (state, from_the_start) = (bench.path("a.policy.state"), bench.path("b.policy.state"));
+    let child = bench.command(&line("a.policy")).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let patience = Instant::now() + Duration::from_secs(120);
+    let wait_for = |holds: &dyn Fn() -> bool| {
+        while !holds() {
+            assert!(Instant::now() < patience, "training makes no progress");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // The state before the first update stands there while the loop is recorded.
+    wait_for(&|| state.exists());
+    std::fs::copy(&state, &from_the_start).unwrap();
+    let untrained = std::fs::read(&from_the_start).unwrap();
+    wait_for(&|| std::fs::read(&state).unwrap() != untrained);
+    let interrupt = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let (_, rest) = stderr.split_once("interrupted after ").expect("the command says that it was interrupted");
+    let updates: usize = rest.split(' ').next().unwrap().parse().unwrap();
+    assert!((1..UPDATES).contains(&updates), "interrupted after {updates} updates");
+    assert!(!bench.path("a.policy").exists(), "half a training run makes no policy");
+
+    // The same traces, trained on without interruption.
+    std::fs::create_dir(bench.path("b.policy.traces")).unwrap();
+    std::fs::copy(bench.path("a.policy.traces/gpt-tiny.plimsoll"), bench.path("b.policy.traces/gpt-tiny.plimsoll"))
+        .unwrap();
+    bench.succeed(&format!("{} --resume", line("a.policy")));
+    bench.succeed(&format!("{} --resume", line("b.policy")));
+    let [resumed, uninterrupted] = ["a.policy", "b.policy"].map(|name| PolicyFile::load(bench.path(name)).unwrap());
+    assert_eq!(resumed.weights, uninterrupted.weights);
+    assert_eq!(resumed.provenance.quality, uninterrupted.provenance.quality);
+    println!("interrupted after {updates} of {UPDATES} updates; the same weights");
+    assert_nothing_half_written(&bench);
+}
+
+#[test]
+fn evaluate_compares_a_policy_with_every_baseline_on_the_real_loop() {
+    let bench = bench();
+    let call =
+        bench.succeed("evaluate --config gpt.toml --policy gpt.policy --real --logdir compared --json compared.json");
+    let report = bench.json("compared.json");
+    assert!(report["command"].as_str().unwrap().starts_with("plimsoll evaluate --config gpt.toml"));
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 2 * (1 + BASELINES.len()), "every policy at both budgets");
+    for point in results {
+        assert_complete(point);
+        let feasible = point["feasible"].as_bool().unwrap();
+        assert_eq!(point["measured"].is_null(), !feasible, "what fits is run: {point:#}");
+        if feasible {
+            assert_eq!((&point["held"], &point["identical"]), (&true.into(), &true.into()), "{point:#}");
+            for field in ["/measured/makespan_ns", "/measured/peak_bytes", "/measured/overhead"] {
+                assert!(point.pointer(field).is_some_and(Value::is_number), "{field}");
+            }
+            let [predicted, measured] = ["/predicted/peak_bytes", "/measured/peak_bytes"]
+                .map(|field| point.pointer(field).unwrap().as_u64().unwrap());
+            assert!(predicted.abs_diff(measured) <= predicted / 100, "{point:#}");
+        }
+        let learned = point["policy"] == "gpt.policy";
+        assert!(!learned || feasible, "the trained policy holds what a baseline holds");
+    }
+    for policy in BASELINES {
+        assert!(call.stdout.contains(policy), "{}", call.stdout);
+        assert!(bench.files().iter().any(|name| name.starts_with(&format!("compared/{policy}/events."))));
+    }
+    // Without --real nothing is run, and resnet works as well.
+    bench.succeed("evaluate --config resnet.toml --policy dtr --json predicted.json");
+    let report = bench.json("predicted.json");
+    assert!(report["results"].as_array().unwrap().iter().all(|point| point["measured"].is_null()));
+}
+
+#[test]
+fn run_holds_the_budget_and_changes_nothing() {
+    let bench = bench();
+    for (family, policy, budget) in
+        [("gpt", "gpt.policy", "70%"), ("gpt", "dtr", "60%"), ("resnet", "capuchin", "70%"), ("resnet", "dtr", "80%")]
+    {
+        let call = bench.succeed(&format!(
+            "run --config {family}.toml --workload {family}-tiny --policy {policy} --budget {budget} --iterations 3 --link 1GB/s --verify --json run-{family}-{policy}.json"
+        ));
+        assert!(call.stdout.contains("budget held") && call.stdout.contains("bit-identical"), "{}", call.stdout);
+        assert!(call.stdout.contains("emulated link"), "{}", call.stdout);
+        let point = bench.json(&format!("run-{family}-{policy}.json"));
+        assert_complete(&point);
+        assert_eq!(point["identical"], true);
+        assert!(point["measured"]["peak_bytes"].as_u64() <= point["budget_bytes"].as_u64());
+        assert!(point["losses"].as_array().unwrap().len() >= 4);
+    }
+    let plain = bench.succeed(
+        "run --config gpt.toml --workload gpt-tiny --policy keep-all --budget 100% --iterations 1 --interleave --json plain.json",
+    );
+    assert!(!plain.stdout.contains("emulated"), "{}", plain.stdout);
+    assert!(bench.json("plain.json")["identical"].is_null(), "not compared unless asked");
+}
+
+#[test]
+fn a_budget_below_what_is_possible_names_the_least_one_before_the_loop_runs() {
+    let bench = bench();
+    let at = "--link 1GB/s --policy";
+    for call in [
+        format!("plan --trace gpt.plimsoll --budget 5% {at} dtr"),
+        format!("plan --trace gpt.plimsoll --budget 4KiB {at} gpt.policy"),
+        format!("run --config gpt.toml --workload gpt-tiny --budget 5% --iterations 1000000 {at} lru"),
+    ] {
+        let message = bench.refuse(&call);
+        let least: u64 = message
+            .split_once("the least budget that any policy holds here is ")
+            .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+            .unwrap_or_else(|| panic!("{message}"));
+        let peak = Trace::load(bench.path("gpt.plimsoll")).unwrap().peak_bytes;
+        assert!((peak / 20..peak).contains(&least), "{message}");
+    }
+    let message = bench.refuse(&format!("plan --trace gpt.plimsoll --budget 5% {at} dtr"));
+    let least = message.split_once("holds here is ").unwrap().1.split(' ').next().unwrap();
+    let holds =
+        |policy: &str| bench.call(&format!("plan --trace gpt.plimsoll --budget {least} {at} {policy}")).succeeded;
+    assert!(BASELINES.into_iter().chain(["random"]).any(holds), "some policy holds {least} bytes");
+}
+
+#[test]
+fn a_policy_of_another_family_is_a_warning() {
+    let bench = bench();
+    let call = bench.succeed("plan --trace resnet.plimsoll --policy gpt.policy --budget 80% --link 1GB/s");
+    assert!(call.stderr.contains("warning: gpt.policy was trained on the family gpt"), "{}", call.stderr);
+    assert_eq!(call.stderr.lines().count(), 1, "{}", call.stderr);
+}
+
+#[test]
+fn a_device_that_is_not_there_gets_one_clear_line() {
+    let bench = bench();
+    let record = "record --config gpt.toml --workload gpt-tiny --out cuda.plimsoll --device";
+    let message = bench.refuse(&format!("{record} cuda"));
+    if message.contains("no NVIDIA driver on this machine") {
+        println!("no GPU here: {message}");
+    } else {
+        println!("a driver is here: {message}");
+        assert!(message.contains("CUDA") || message.contains("cuda"), "{message}");
+    }
+    let absent = bench.refuse(&format!("{record} cuda:1000"));
+    assert!(absent.contains("no NVIDIA driver") || absent.contains("cuda:1000"), "{absent}");
+    assert!(bench.call(&format!("{record} gpu")).stderr.contains("unknown device `gpu`"));
+    assert!(!bench.path("cuda.plimsoll").exists());
+}
+
+#[test]
+fn a_wrong_unit_is_refused_by_its_flag() {
+    let bench = bench();
+    let plan = "plan --trace gpt.plimsoll --policy dtr";
+    for (flags, flag, expected) in [
+        ("--budget 60parsecs", "--budget", "expected a budget"),
+        ("--budget 0%", "--budget", "expected a budget"),
+        ("--budget 60% --link 8GB", "--link", "expected a link speed"),
+        ("--budget 60% --actions keep,burn", "--actions", "unknown action `burn`"),
+    ] {
+        let call = bench.call(&format!("{plan} {flags}"));
+        assert!(!call.succeeded && call.stderr.contains(flag) && call.stderr.contains(expected), "{}", call.stderr);
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_by_file_and_key() {
+    let bench = bench();
+    let good = std::fs::read_to_string(bench.path("gpt.toml")).unwrap();
+    for (name, found, wrong, expected) in [
+        (
+            "key.toml",
+            "layers = 2",
+            "layres = 2",
+            "workloads.gpt-tiny.layres: unknown key `layres`, did you mean `layers`?",
+        ),
+        ("table.toml", "[evaluation]", "[evalution]", "did you mean `evaluation`?"),
+        ("unit.toml", "\"80%\"", "\"80 parsecs\"", "evaluation.budgets: expected a budget"),
+        ("workload.toml", "\"gpt-tiny\"]", "\"gpt-tinny\"]", "did you mean `gpt-tiny`?"),
+        ("baseline.toml", "\"capuchin\"", "\"capucin\"", "capucin"),
+        ("value.toml", "dropout = 0.1", "dropout = 1.5", "workloads.gpt-tiny.dropout"),
+        ("toml.toml", "family = \"gpt\"", "family = \"gpt", "toml.toml"),
+    ] {
+        assert!(good.contains(found), "{found}");
+        bench.write(name, good.replacen(found, wrong, 1));
+        let message = bench.refuse(&format!("evaluate --config {name} --policy dtr"));
+        assert!(message.contains(expected) && (message.contains(name) || name == "baseline.toml"), "{message}");
+    }
+    bench.write("ppo.toml", good.replacen("[ppo]", "[ppo]\nupdtes = 3", 1));
+    let message = bench.refuse("train --config ppo.toml --out ppo.policy");
+    assert!(message.contains("ppo.toml") && message.contains("did you mean `updates`?"), "{message}");
+    let message = bench.refuse("record --config gpt.toml --workload gpt-tinny --out tinny.plimsoll");
+    assert!(message.contains("gpt.toml: no workload `gpt-tinny`, did you mean `gpt-tiny`?"), "{message}");
+    assert!(!bench.path("ppo.policy").exists() && !bench.path("tinny.plimsoll").exists());
+}
+
+#[test]
+fn files_that_cannot_be_used_are_refused_by_name() {
+    let bench = bench();
+    let plan = |trace: &str, policy: &str| format!("plan --trace {trace} --policy {policy} --budget 80% --link 1GB/s");
+    let policy = std::fs::read(bench.path("gpt.policy")).unwrap();
+    bench.write("short.policy", &policy[..policy.len() / 2]);
+    let mut altered = policy.clone();
+    *altered.last_mut().unwrap() ^= 1;
+    bench.write("altered.policy", &altered);
+    bench.write("foreign.policy", b"\x89PNG");
+    let trace = std::fs::read(bench.path("gpt.plimsoll")).unwrap();
+    bench.write("short.plimsoll", &trace[..trace.len() / 2]);
+    for (call, expected) in [
+        (
+            plan("gpt.plimsoll", "dttr"),
+            "--policy dttr: no such file, and no baseline of that name; baselines are keep-all",
+        ),
+        (plan("missing.plimsoll", "dtr"), "missing.plimsoll: No such file"),
+        (plan("short.plimsoll", "dtr"), "short.plimsoll: truncated"),
+        (plan("gpt.policy", "dtr"), "gpt.policy: not a plimsoll trace file"),
+        (plan("gpt.plimsoll", "short.policy"), "short.policy: malformed policy: truncated"),
+        (plan("gpt.plimsoll", "altered.policy"), "altered.policy: altered after it was written"),
+        (plan("gpt.plimsoll", "foreign.policy"), "foreign.policy: not a plimsoll policy file"),
+        (plan("gpt.plimsoll", "resnet.plimsoll"), "resnet.plimsoll: not a plimsoll policy file"),
+        ("inspect missing.plan".to_owned(), "missing.plan: No such file"),
+        ("inspect short.plimsoll".to_owned(), "short.plimsoll: truncated"),
+        ("inspect short.policy".to_owned(), "short.policy: malformed policy: truncated"),
+        ("record --config missing.toml --workload gpt-tiny --out x.plimsoll".to_owned(), "missing.toml: No such file"),
+        ("train --config gpt.toml --out never.policy --resume".to_owned(), "never.policy.state: No such file"),
+    ] {
+        let message = bench.refuse(&call);
+        assert!(message.contains(expected), "{call}: {message}");
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_named_and_nothing_is_left() {
+    let bench = new_bench("unwritable");
+    bench.write("file", b"not a directory");
+    bench.succeed("record --config gpt.toml --workload gpt-tiny --out gpt.plimsoll --iterations 2");
+    let before = bench.files();
+    for out in ["file/x", "no/such/folder/x"] {
+        for call in [
+            format!("record --config gpt.toml --workload gpt-tiny --iterations 2 --out {out}"),
+            format!("train --config gpt.toml --updates 1 --out {out}"),
+            format!("plan --trace gpt.plimsoll --policy dtr --budget 90% --link 1GB/s --out {out}"),
+            format!("plan --trace gpt.plimsoll --policy dtr --budget 90% --link 1GB/s --json {out}"),
+            format!("evaluate --config gpt.toml --policy dtr --json {out}"),
+            format!("run --config gpt.toml --workload gpt-tiny --policy dtr --budget 90% --iterations 1 --json {out}"),
+        ] {
+            let message = bench.refuse(&call);
+            assert!(message.contains(out), "{call}: {message}");
+        }
+    }
+    let message = bench.refuse("evaluate --config gpt.toml --policy dtr --logdir file");
+    assert!(message.contains("file"), "{message}");
+    assert_eq!(bench.files(), before);
+}

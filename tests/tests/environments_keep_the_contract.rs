@@ -1,0 +1,124 @@
+//! Both environments keep one contract: seeded, masked, rewarded at the end, terminated apart from truncated.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use plimsoll_env::{Environment, Observation, PredictedEnvironment, StepResult, TorchEnvironment};
+use plimsoll_runtime::observation::FEATURES;
+use plimsoll_runtime::{Action, Choice};
+use plimsoll_tests::{Recorded, build, domain, one_at_a_time, session, shipped_workload};
+
+const STEPS_MAX: usize = 4096;
+const SEEDS: std::ops::Range<u64> = 0..3;
+
+fn choices(observation: &Observation) -> impl Iterator<Item = Choice> + '_ {
+    let actions = [Action::Swap, Action::Recompute];
+    (0..observation.candidates())
+        .flat_map(move |candidate| actions.map(|action| Choice { candidate, action }))
+        .filter(|&choice| observation.allows(choice))
+}
+
+fn assert_well_formed(observation: &Observation) {
+    assert!(observation.candidates() > 0, "an observation that asks for a choice is never empty");
+    assert_eq!(observation.features.len(), observation.candidates() * FEATURES);
+    assert!(observation.features.iter().all(|feature| feature.is_finite()));
+    assert!(observation.action_mask.iter().all(|mask| mask.contains(&true)), "every candidate may be evicted somehow");
+    assert!(!observation.allows(Choice { candidate: 0, action: Action::Keep }));
+    assert!(!observation.allows(Choice { candidate: observation.candidates(), action: Action::Swap }));
+}
+
+/// Plays an episode, checking every step. `pick` chooses among as many lawful choices.
+fn play<E: Environment>(environment: &mut E, seed: u64, pick: impl Fn(usize) -> usize) -> StepResult {
+    let mut observation = reset(environment, seed);
+    loop {
+        assert_well_formed(&observation);
+        let lawful: Vec<Choice> = choices(&observation).collect();
+        let result = environment.step(lawful[pick(lawful.len())]).unwrap_or_else(|error| panic!("{error}"));
+        if result.terminated || result.truncated {
+            return result;
+        }
+        assert_eq!(result.reward, 0.0, "rewards come at the end");
+        observation = result.observation;
+    }
+}
+
+fn reset<E: Environment>(environment: &mut E, seed: u64) -> Observation {
+    environment.reset(seed).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What every environment promises. `make` is told after how many steps an episode is truncated.
+fn keeps_the_contract<E: Environment>(make: impl Fn(usize) -> E) {
+    let mut environment = make(STEPS_MAX);
+    for seed in SEEDS {
+        let first = reset(&mut environment, seed);
+        assert_eq!(first, reset(&mut environment, seed), "the same seed gives the same episode");
+
+        for result in [play(&mut environment, seed, |_| 0), play(&mut environment, seed, |lawful| lawful - 1)] {
+            assert!(result.terminated && !result.truncated);
+            assert!(result.reward.is_finite() && result.reward != 0.0, "{}", result.reward);
+            assert_eq!(result.observation.candidates(), 0, "nothing is left to choose");
+        }
+        let over = Choice { candidate: 0, action: Action::Swap };
+        assert!(panics(|| environment.step(over)), "a step after the end");
+    }
+    let firsts: Vec<Observation> = SEEDS.map(|seed| reset(&mut environment, seed)).collect();
+    assert!(firsts.iter().any(|first| *first != firsts[0]), "another seed gives another episode");
+
+    let first = reset(&mut environment, 0);
+    let masked = (0..first.candidates())
+        .flat_map(|candidate| [Action::Swap, Action::Recompute].map(|action| Choice { candidate, action }))
+        .find(|&choice| !first.allows(choice));
+    let unlawful = [
+        masked,
+        Some(Choice { candidate: 0, action: Action::Keep }),
+        Some(Choice { candidate: first.candidates(), action: Action::Swap }),
+    ];
+    for choice in unlawful.into_iter().flatten() {
+        reset(&mut environment, 0);
+        assert!(panics(|| environment.step(choice)), "{choice:?} is not lawful");
+    }
+    // And it can be used again after that.
+    assert!(play(&mut environment, 0, |_| 0).terminated);
+
+    let mut short = make(1);
+    let result = play(&mut short, 0, |_| 0);
+    assert!(result.truncated && !result.terminated, "one step does not make a plan here");
+    assert_eq!(result.reward, 0.0, "what is cut short is not rewarded");
+    assert!(panics(|| short.step(Choice { candidate: 0, action: Action::Swap })), "a step after the truncation");
+}
+
+fn panics<T>(body: impl FnOnce() -> T) -> bool {
+    catch_unwind(AssertUnwindSafe(|| drop(body()))).is_err()
+}
+
+#[test]
+fn the_predicted_environment() {
+    let _running = one_at_a_time();
+    let traces: Vec<_> =
+        ["gpt-tiny", "resnet-tiny"].map(|name| Arc::new(Recorded::of(&shipped_workload(name), 1).trace)).into();
+    let make = |steps_max| PredictedEnvironment::new(Arc::new(domain(traces.clone(), steps_max)));
+    keeps_the_contract(make);
+    for seed in SEEDS {
+        let rewards =
+            [make(STEPS_MAX), make(STEPS_MAX)].map(|mut environment| play(&mut environment, seed, |_| 0).reward);
+        assert_eq!(rewards[0].to_bits(), rewards[1].to_bits(), "the same choices give the same return");
+    }
+}
+
+#[test]
+fn the_real_environment() {
+    let _running = one_at_a_time();
+    let make = |steps_max| {
+        let workload = build(&shipped_workload("resnet-tiny"), 1);
+        TorchEnvironment::new(session(), workload, domain(Vec::new(), steps_max), 1).unwrap()
+    };
+    keeps_the_contract(make);
+    let mut environment = make(STEPS_MAX);
+    assert!(environment.last_measurement().is_none());
+    play(&mut environment, 0, |_| 0);
+    let measured = environment.last_measurement().expect("the episode has ended");
+    assert_eq!(measured.reports.len(), 1);
+    assert!(measured.reports[0].followed && measured.makespan_ns > 0 && measured.keep_all_makespan_ns.is_some());
+    assert!(measured.losses.iter().all(|loss| loss.is_finite()));
+    assert!(measured.peak_bytes < environment.trace().peak_bytes, "the plan saves bytes");
+}
