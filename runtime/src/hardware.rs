@@ -4,6 +4,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::trace::{Storage, StorageId, Trace};
 
+/// Where offloaded bytes go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tier {
+    /// The host's memory.
+    #[default]
+    Host,
+    /// A file.
+    File,
+}
+
 /// The link between device and slow tier: one channel each way, each copying one storage after another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,20 +3,33 @@
 //! The timeline writes it while it predicts; the executor carries it out without deciding anything. So what
 //! was predicted and what is done cannot differ in order or in bytes.
 
+use crate::hardware::Tier;
 use crate::lineage::VersionId;
 use crate::trace::{OperatorId, StorageId};
 
 /// One step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
-    /// Start copying the storage to the slow tier. Its bytes count until the offload is finished.
-    Offload(StorageId),
+    /// Start copying a storage to the slow tier. Its bytes count until the offload is finished.
+    Offload {
+        /// What is copied.
+        storage: StorageId,
+        /// Where to.
+        tier: Tier,
+        /// Whether it moves in one slab with the offload before it.
+        joins: bool,
+    },
     /// Wait for the offload and release the device bytes.
     FinishOffload(StorageId),
     /// Wait for the offload and put the bytes back in place: the program wants them already.
     Recall(StorageId),
-    /// Allocate device bytes and start copying the storage back.
-    Prefetch(StorageId),
+    /// Allocate device bytes and start copying a storage back.
+    Prefetch {
+        /// What is copied.
+        storage: StorageId,
+        /// Whether it moves in one copy with the prefetch before it.
+        joins: bool,
+    },
     /// Wait until the prefetched bytes have arrived.
     FinishPrefetch(StorageId),
     /// Release device bytes of which the slow tier still holds an equal copy.

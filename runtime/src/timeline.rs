@@ -5,7 +5,7 @@
 //! is needed, farthest next use first. Nothing here chooses what to evict: where a budget would be exceeded
 //! and nothing that is already decided can make room, the run stops and says so.
 
-use crate::hardware::{CopyTimes, Link};
+use crate::hardware::{CopyTimes, Link, Tier};
 use crate::lineage::{Lineage, VersionId, WindowId};
 use crate::moment::{Bookmarks, Moment};
 use crate::plan::{Action, Plan};
@@ -329,7 +329,7 @@ impl<'a> Timeline<'a> {
                 self.at.offloads.push_back(PendingOffload { storage, done_ns });
                 self.at.result.offloaded_bytes += bytes;
                 self.at.residency[storage.index()] = Residency::Offloading;
-                self.emit(Instruction::Offload(storage));
+                self.emit(Instruction::Offload { storage, tier: Tier::Host, joins: false });
                 self.contend(storage);
             }
             Action::Recompute => {
@@ -402,7 +402,7 @@ impl<'a> Timeline<'a> {
         self.at.result.prefetched_bytes += bytes;
         self.at.residency[storage.index()] = Residency::Prefetching;
         self.note_peak(0);
-        self.emit(Instruction::Prefetch(storage));
+        self.emit(Instruction::Prefetch { storage, joins: false });
         self.contend(storage);
     }
 

@@ -89,10 +89,10 @@ fn the_drawn_cases_need_every_instruction_often() {
         let (schedule, _) = Timeline::new(&trace, &lineage, link).schedule(&plan, budget_bytes);
         for (_, instruction) in schedule.steps() {
             let kind = match instruction {
-                Instruction::Offload(_) => 0,
+                Instruction::Offload { .. } => 0,
                 Instruction::FinishOffload(_) => 1,
                 Instruction::Recall(_) => 2,
-                Instruction::Prefetch(_) => 3,
+                Instruction::Prefetch { .. } => 3,
                 Instruction::FinishPrefetch(_) => 4,
                 Instruction::Discard(_) => 5,
                 Instruction::Drop(_) => 6,

@@ -2,6 +2,7 @@
 
 mod support;
 
+use plimsoll_runtime::hardware::Tier;
 use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::schedule::Instruction;
 use plimsoll_runtime::trace::StorageId;
@@ -19,6 +20,10 @@ fn link() -> Link {
         latency_ns: COPY_NS,
         contention_ns_per_byte: 0.0,
     }
+}
+
+fn offload(storage: StorageId) -> Instruction {
+    Instruction::Offload { storage, tier: Tier::Host, joins: false }
 }
 
 /// Predicts a plan that takes `actions` for the windows of `(storage, start)`, and checks it against the interpreter.
@@ -67,7 +72,7 @@ fn a_storage_that_is_used_before_it_has_left_is_recalled_when_its_offload_is_don
     let (schedule, prediction) = predict(&trace, &[(1, 1, Action::Swap)], u64::MAX);
     assert_eq!(prediction.stall_ns, COPY_NS - 300);
     assert_eq!(prediction.prefetched_bytes, 0);
-    let steps = [(1, Instruction::Offload(StorageId(1))), (2, Instruction::Recall(StorageId(1)))];
+    let steps = [(1, offload(StorageId(1))), (2, Instruction::Recall(StorageId(1)))];
     assert_eq!(schedule.steps(), steps);
 }
 
@@ -100,7 +105,7 @@ fn a_storage_that_is_freed_while_it_is_offloaded_is_waited_for() {
     script.run(300).frees(1);
     script.run(10);
     let (schedule, prediction) = predict(&script.trace(), &[(1, 1, Action::Swap)], u64::MAX);
-    assert_eq!(schedule.steps(), [(1, Instruction::Offload(StorageId(1)))]);
+    assert_eq!(schedule.steps(), [(1, offload(StorageId(1)))]);
     assert_eq!(prediction.stall_ns, COPY_NS - 300);
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::hardware::Link;
+use crate::hardware::{Link, Tier};
 
 /// Why a copy could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,15 +19,36 @@ pub enum CopyError {
         /// Bytes wanted.
         bytes: usize,
     },
+    /// The engine has no such tier.
+    #[error("there is no {0:?} tier")]
+    NoTier(Tier),
     /// The thread that makes the copies is gone.
     #[error("a copy worker has died")]
     WorkerDied,
 }
 
-/// A storage's bytes in the slow tier.
+/// A storage's bytes in the slow tier: a part of a slab.
 #[derive(Debug)]
 pub struct SlowCopy {
-    buffer: Buffer,
+    slab: Arc<Buffer>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl SlowCopy {
+    fn start(&self) -> *mut u8 {
+        // SAFETY: the part lies inside its slab.
+        unsafe { self.slab.start().add(self.offset) }
+    }
+}
+
+/// The device bytes of one storage, one end of a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceBytes {
+    /// Where they start.
+    pub start: *mut u8,
+    /// How many.
+    pub bytes: usize,
 }
 
 /// A copy under way.
@@ -36,19 +57,19 @@ pub struct Ticket(Arc<(Mutex<bool>, Condvar)>);
 
 /// Copies storages between the device and a slow tier: one channel each way, in the order asked for.
 pub trait CopyEngine: Send {
-    /// Starts copying `bytes` device bytes at `device` to the slow tier.
+    /// Starts copying `pieces` to `tier`, as one slab that is there when the ticket says so. One copy for each piece.
     ///
     /// # Safety
     ///
-    /// The device bytes stay readable and unchanged until the ticket has been waited for.
-    unsafe fn offload(&mut self, device: *const u8, bytes: usize) -> Result<(SlowCopy, Ticket), CopyError>;
+    /// The pieces stay readable and unchanged until the ticket has been waited for.
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError>;
 
-    /// Starts copying `copy` back to `device`.
+    /// Starts copying back, each copy to as many bytes at an address of the device.
     ///
     /// # Safety
     ///
-    /// The device bytes stay writable and unread, and `copy` lives, until the ticket has been waited for.
-    unsafe fn prefetch(&mut self, copy: &SlowCopy, device: *mut u8) -> Result<Ticket, CopyError>;
+    /// The device bytes stay writable and unread, and the copies live, until the ticket has been waited for.
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError>;
 
     /// Blocks until the copy is made.
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError>;
@@ -95,14 +116,16 @@ impl HostEngine {
         let mut rates = [[0.0; 7]; 2];
         for round in 0..rates[0].len() {
             let started = Instant::now();
+            let piece = DeviceBytes { start: source.start(), bytes: BYTES };
             // SAFETY: `source` lives, unwritten, until the wait.
-            let (copy, ticket) = unsafe { engine.offload(source.start(), BYTES) }.expect("16 MiB");
+            let (mut copies, ticket) = unsafe { engine.offload(&[piece], Tier::Host) }.expect("16 MiB");
+            let copy = copies.pop().expect("one copy for each piece");
             engine.wait(&ticket).expect("the worker lives");
             rates[0][round] = BYTES as f64 / started.elapsed().as_secs_f64();
             let fresh = Buffer::new(BYTES).expect("16 MiB");
             let started = Instant::now();
             // SAFETY: `fresh` lives, unread, until the wait; so does the copy.
-            let ticket = unsafe { engine.prefetch(&copy, fresh.start()) }.expect("the worker lives");
+            let ticket = unsafe { engine.prefetch(&[(&copy, fresh.start())]) }.expect("the worker lives");
             engine.wait(&ticket).expect("the worker lives");
             rates[1][round] = BYTES as f64 / started.elapsed().as_secs_f64();
             engine.free(copy);
@@ -117,20 +140,35 @@ impl HostEngine {
 }
 
 impl CopyEngine for HostEngine {
-    unsafe fn offload(&mut self, device: *const u8, bytes: usize) -> Result<(SlowCopy, Ticket), CopyError> {
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+        if tier != Tier::Host {
+            return Err(CopyError::NoTier(tier));
+        }
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
         let vacant = self.vacant.get_mut(&bytes).and_then(Vec::pop);
-        let buffer = match vacant {
-            Some(buffer) => buffer,
+        let slab = match vacant {
+            Some(slab) => slab,
             None => Buffer::new(bytes).ok_or(CopyError::Full { bytes })?,
         };
         self.held_bytes += bytes as u64;
         self.high_water_bytes = self.high_water_bytes.max(self.held_bytes);
-        let ticket = self.out.submit(device, buffer.start(), bytes)?;
-        Ok((SlowCopy { buffer }, ticket))
+        let slab = Arc::new(slab);
+        let mut offset = 0;
+        let part = |piece: &DeviceBytes| {
+            let copy = SlowCopy { slab: Arc::clone(&slab), offset, bytes: piece.bytes };
+            offset += piece.bytes;
+            copy
+        };
+        let copies: Vec<SlowCopy> = pieces.iter().map(part).collect();
+        let both = pieces.iter().zip(&copies);
+        let moves = both.map(|(piece, copy)| Move { from: piece.start, to: copy.start(), bytes: piece.bytes });
+        let ticket = self.out.submit(moves.collect())?;
+        Ok((copies, ticket))
     }
 
-    unsafe fn prefetch(&mut self, copy: &SlowCopy, device: *mut u8) -> Result<Ticket, CopyError> {
-        self.back.submit(copy.buffer.start(), device, copy.buffer.bytes)
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+        let moves = copies.iter().map(|&(copy, to)| Move { from: copy.start(), to, bytes: copy.bytes });
+        self.back.submit(moves.collect())
     }
 
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
@@ -146,8 +184,10 @@ impl CopyEngine for HostEngine {
     }
 
     fn free(&mut self, copy: SlowCopy) {
-        self.held_bytes -= copy.buffer.bytes as u64;
-        self.vacant.entry(copy.buffer.bytes).or_default().push(copy.buffer);
+        if let Some(slab) = Arc::into_inner(copy.slab) {
+            self.held_bytes -= slab.bytes as u64;
+            self.vacant.entry(slab.bytes).or_default().push(slab);
+        }
     }
 
     fn high_water_bytes(&self) -> u64 {
@@ -164,6 +204,8 @@ struct Buffer {
 
 // SAFETY: a buffer is memory; who may touch it is settled by tickets.
 unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
     fn layout(bytes: usize) -> Layout {
@@ -188,16 +230,20 @@ impl Drop for Buffer {
     }
 }
 
-struct Job {
-    asked_for: Instant,
+struct Move {
     from: *const u8,
     to: *mut u8,
     bytes: usize,
-    ticket: Ticket,
 }
 
 // SAFETY: the engine's callers keep both ends alive until the ticket has been waited for.
-unsafe impl Send for Job {}
+unsafe impl Send for Move {}
+
+struct Job {
+    asked_for: Instant,
+    moves: Vec<Move>,
+    ticket: Ticket,
+}
 
 /// One direction of the link.
 struct Worker {
@@ -211,9 +257,12 @@ impl Worker {
         let work = move || {
             // When the emulated link is free again. Sleeping too long must not make it slower, so it keeps its own time.
             let mut free_at = Instant::now();
-            for Job { asked_for, from, to, bytes, ticket } in incoming {
-                // SAFETY: both ends hold `bytes` bytes and are distinct allocations.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+            for Job { asked_for, moves, ticket } in incoming {
+                for &Move { from, to, bytes } in &moves {
+                    // SAFETY: both ends hold `bytes` bytes and are distinct allocations.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+                }
+                let bytes: usize = moves.iter().map(|part| part.bytes).sum();
                 if let Some((bytes_per_s, latency_ns)) = pace {
                     free_at = asked_for.max(free_at)
                         + Duration::from_secs_f64(bytes as f64 / bytes_per_s)
@@ -228,9 +277,9 @@ impl Worker {
         Worker { jobs: Some(jobs), thread: Some(thread) }
     }
 
-    fn submit(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<Ticket, CopyError> {
+    fn submit(&self, moves: Vec<Move>) -> Result<Ticket, CopyError> {
         let ticket = Ticket(Arc::new((Mutex::new(false), Condvar::new())));
-        let job = Job { asked_for: Instant::now(), from, to, bytes, ticket: ticket.clone() };
+        let job = Job { asked_for: Instant::now(), moves, ticket: ticket.clone() };
         let jobs = self.jobs.as_ref().expect("taken only when dropped");
         jobs.send(job).map_err(|_| CopyError::WorkerDied)?;
         Ok(ticket)

@@ -8,9 +8,10 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use super::copy::{CopyEngine, CopyError, SlowCopy, Ticket};
+use super::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket};
 use super::session::{Observer, Session, SessionError, Wish, operator_name};
 use super::shim::{self, Entry, RawOperator, Recipe, ShimError};
+use crate::hardware::Tier;
 use crate::lineage::{Lineage, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
@@ -341,9 +342,32 @@ impl<'a> Executor<'a> {
             && before as usize == self.operator
         {
             self.step += 1;
-            self.carry_out(instruction)?;
+            match instruction {
+                Instruction::Offload { storage, tier, .. } => {
+                    let together = self.with_joining(storage);
+                    self.offload(&together, tier)?;
+                }
+                Instruction::Prefetch { storage, .. } => {
+                    let together = self.with_joining(storage);
+                    self.prefetch(&together)?;
+                }
+                other => self.carry_out(other)?,
+            }
         }
         Ok(())
+    }
+
+    /// The storage of the step just taken, with those of the steps that move together with it. Takes them as well.
+    fn with_joining(&mut self, storage: StorageId) -> Vec<StorageId> {
+        let mut together = vec![storage];
+        while let Some(&(_, step)) = self.schedule.steps().get(self.step)
+            && let Instruction::Offload { storage, joins: true, .. } | Instruction::Prefetch { storage, joins: true } =
+                step
+        {
+            together.push(storage);
+            self.step += 1;
+        }
+        together
     }
 
     fn entry_of(&self, storage: StorageId) -> Result<Entry, Fault> {
@@ -352,10 +376,9 @@ impl<'a> Executor<'a> {
 
     fn carry_out(&mut self, instruction: Instruction) -> Result<(), Fault> {
         match instruction {
-            Instruction::Offload(storage) => self.offload(storage),
+            Instruction::Offload { .. } | Instruction::Prefetch { .. } => unreachable!("they are carried out together"),
             Instruction::FinishOffload(storage) => self.finish_offload(storage),
             Instruction::Recall(storage) => self.recall(storage),
-            Instruction::Prefetch(storage) => self.prefetch(storage),
             Instruction::FinishPrefetch(storage) => self.finish_prefetch(storage),
             Instruction::Discard(storage) => {
                 self.evict(storage)?;
@@ -383,22 +406,28 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    fn offload(&mut self, storage: StorageId) -> Result<(), Fault> {
-        let entry = self.entry_of(storage)?;
-        let bytes = self.trace.storages[storage.index()].bytes as usize;
-        let device = shim::park(entry)?;
-        // SAFETY: the entry keeps the bytes until the ticket has been waited for; nothing else can reach them.
-        let (copy, ticket) = match unsafe { self.engine.offload(device, bytes) } {
+    fn offload(&mut self, storages: &[StorageId], tier: Tier) -> Result<(), Fault> {
+        let mut pieces = Vec::with_capacity(storages.len());
+        for &storage in storages {
+            let bytes = self.trace.storages[storage.index()].bytes as usize;
+            pieces.push(DeviceBytes { start: shim::park(self.entry_of(storage)?)?, bytes });
+        }
+        // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
+        let (copies, ticket) = match unsafe { self.engine.offload(&pieces, tier) } {
             Ok(started) => started,
             Err(error) => {
-                shim::unpark(entry)?;
+                for &storage in storages {
+                    shim::unpark(self.entry_of(storage)?)?;
+                }
                 return Err(error.into());
             }
         };
-        self.report.offloaded_bytes += bytes as u64;
-        self.free_copy(storage);
-        self.copies[storage.index()] = Some(copy);
-        self.place[storage.index()] = Place::Offloading(ticket);
+        for (&storage, copy) in storages.iter().zip(copies) {
+            self.report.offloaded_bytes += self.trace.storages[storage.index()].bytes;
+            self.free_copy(storage);
+            self.copies[storage.index()] = Some(copy);
+            self.place[storage.index()] = Place::Offloading(ticket.clone());
+        }
         Ok(())
     }
 
@@ -423,15 +452,19 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    fn prefetch(&mut self, storage: StorageId) -> Result<(), Fault> {
-        let device = shim::allocate(self.entry_of(storage)?)?;
-        let copy = self.copies[storage.index()]
-            .as_ref()
-            .ok_or_else(|| Fault::Broken(format!("storage {} has no copy", storage.0)))?;
-        // SAFETY: the entry keeps the bytes, and `copies` the copy, until the ticket has been waited for.
-        let ticket = unsafe { self.engine.prefetch(copy, device) }?;
-        self.report.prefetched_bytes += self.trace.storages[storage.index()].bytes;
-        self.place[storage.index()] = Place::Prefetching(ticket);
+    fn prefetch(&mut self, storages: &[StorageId]) -> Result<(), Fault> {
+        let mut ends = Vec::with_capacity(storages.len());
+        for &storage in storages {
+            let device = shim::allocate(self.entry_of(storage)?)?;
+            let copy = self.copies[storage.index()].as_ref();
+            ends.push((copy.ok_or_else(|| Fault::Broken(format!("storage {} has no copy", storage.0)))?, device));
+        }
+        // SAFETY: the entries keep the bytes, and `copies` the copies, until the ticket has been waited for.
+        let ticket = unsafe { self.engine.prefetch(&ends) }?;
+        for &storage in storages {
+            self.report.prefetched_bytes += self.trace.storages[storage.index()].bytes;
+            self.place[storage.index()] = Place::Prefetching(ticket.clone());
+        }
         Ok(())
     }
 
@@ -532,7 +565,7 @@ impl<'a> Executor<'a> {
             Place::Offloading(_) => self.recall(storage),
             Place::Prefetching(_) => self.finish_prefetch(storage),
             Place::Offloaded => {
-                self.prefetch(storage)?;
+                self.prefetch(&[storage])?;
                 self.finish_prefetch(storage)
             }
             Place::Dropped => self.rebuild(self.current[storage.index()]),

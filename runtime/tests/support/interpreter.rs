@@ -192,7 +192,7 @@ impl Interpreter<'_> {
 
     fn carry_out(&mut self, instruction: Instruction) {
         match instruction {
-            Instruction::Offload(storage) => {
+            Instruction::Offload { storage, .. } => {
                 self.expect(storage, Place::Resident, instruction);
                 self.carried.offloaded_bytes += self.bytes(storage);
                 let seat = &mut self.seats[storage.index()];
@@ -206,7 +206,7 @@ impl Interpreter<'_> {
                 self.expect(storage, Place::Offloading, instruction);
                 self.seats[storage.index()].place = Place::Resident;
             }
-            Instruction::Prefetch(storage) => {
+            Instruction::Prefetch { storage, .. } => {
                 self.expect(storage, Place::Offloaded, instruction);
                 self.carried.prefetched_bytes += self.bytes(storage);
                 self.allocate(self.bytes(storage));
