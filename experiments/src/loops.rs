@@ -36,7 +36,7 @@ pub struct LinkFlag {
 }
 
 /// A bandwidth with its unit, or a bare number of GB/s.
-fn bandwidth(text: &str) -> Result<Bandwidth, plimsoll_env::units::UnitError> {
+pub fn bandwidth(text: &str) -> Result<Bandwidth, plimsoll_env::units::UnitError> {
     let bare = text.parse::<f64>().is_ok();
     if bare { format!("{text}GB/s").parse() } else { text.parse() }
 }

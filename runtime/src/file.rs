@@ -101,12 +101,8 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
 
 /// Writes `bytes` to `path` by way of a temporary file beside it, so that readers see all or nothing.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
     let attempt = || -> io::Result<()> {
-        let mut file = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
+        let mut file = temporary_beside(path)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         make_readable(file.as_file())?;
@@ -114,6 +110,19 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
         Ok(())
     };
     attempt().map_err(|error| FileError::new(path, error))
+}
+
+/// Fails where [`write_whole`] would, for want of a folder or of permission: to be asked before hours of work.
+pub fn require_writable(path: &Path) -> Result<(), FileError> {
+    temporary_beside(path).map(drop).map_err(|error| FileError::new(path, error))
+}
+
+fn temporary_beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)
 }
 
 /// Temporary files are private to their owner; a finished one is as readable as any other file.

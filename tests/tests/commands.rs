@@ -50,7 +50,7 @@ fn bench() -> &'static Bench {
                 "record --config {family}.toml --workload {family}-tiny --out {family}.plimsoll --iterations 5"
             ));
         }
-        bench.succeed("train --config gpt.toml --out gpt.policy --updates 3 --logdir runs --seed 5");
+        bench.succeed("train --config gpt.toml --out gpt.policy --updates 3 --logdir runs --seed 5 --link 500MB/s");
         bench
     })
 }
@@ -77,6 +77,9 @@ fn every_subcommand_explains_itself() {
     }
     for subcommand in ["record", "train", "evaluate", "run"] {
         assert!(bench.succeed(&format!("{subcommand} --help")).stdout.contains("--device"));
+    }
+    for subcommand in ["train", "plan", "evaluate", "run"] {
+        assert!(bench.succeed(&format!("{subcommand} --help")).stdout.contains("--link"));
     }
     assert!(!bench.call("").succeeded);
     assert!(!bench.call("sail").succeeded);

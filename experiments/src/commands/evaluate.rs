@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
+use plimsoll_runtime::FileError;
+use plimsoll_runtime::file::require_writable;
 use serde::Serialize;
 
 use super::train::command_line;
@@ -54,6 +56,8 @@ struct Report<'a> {
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let config = FamilyConfig::load(&arguments.config)?;
     let policies = policies(&config, &arguments.policy)?;
+    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
+    arguments.logdir.as_deref().map_or(Ok(()), require_directory)?;
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
     }
@@ -94,6 +98,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 fn policies(config: &FamilyConfig, policy: &str) -> anyhow::Result<Vec<Chosen>> {
     let baselines = config.evaluation.baselines.iter().map(String::as_str).filter(|name| *name != policy);
     std::iter::once(policy).chain(baselines).map(Chosen::parse).collect()
+}
+
+/// Refuses a directory that could neither be written nor made.
+fn require_directory(directory: &Path) -> Result<(), FileError> {
+    let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("."));
+    require_writable(&existing.join("run"))
 }
 
 /// The part of a policy's name that can name a directory.

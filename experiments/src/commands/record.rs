@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
+use plimsoll_runtime::file::require_writable;
 
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop};
 use crate::table::{mib, milliseconds};
@@ -30,6 +31,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let config = FamilyConfig::load(&arguments.config)?;
+    require_writable(&arguments.out)?;
     let recorded = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, arguments.iterations)?;
     let trace = &recorded.trace;
     trace.save(&arguments.out)?;

@@ -8,6 +8,7 @@ use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
 use plimsoll_env::units::Budget;
+use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::{ActionSet, Lineage};
 
 use super::plan::parse_actions;
@@ -60,6 +61,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let config = FamilyConfig::load(&arguments.config)?;
     let policy = Chosen::parse(&arguments.policy)?;
     config.workload(&arguments.workload)?;
+    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
     policy.warn_of_mismatch(&config.family.to_string(), arguments.actions);
     let mut open = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, RECORDED_ITERATIONS)?;
     let instance = Instance {

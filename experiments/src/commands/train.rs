@@ -10,12 +10,13 @@ use clap::Args;
 use indicatif::ProgressBar;
 use plimsoll_agent::{PpoConfig, Trainer, UpdateReport, greedy_return};
 use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::{Domain, PredictedEnvironment};
 use plimsoll_runtime::Trace;
 use plimsoll_runtime::policy_file::Provenance;
 use serde_json::Value;
 
-use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS, RecordedLoop};
+use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS, RecordedLoop, bandwidth};
 use crate::progress;
 use crate::tensorboard::{Hyperparameter, RunLog};
 
@@ -44,6 +45,9 @@ pub struct Arguments {
     /// Where TensorBoard finds the training run
     #[arg(long, value_name = "DIR", default_value = "runs")]
     logdir: PathBuf,
+    /// Train for this emulated link alone, such as 8GB/s, in place of the configuration's range of links
+    #[arg(long, value_name = "GBPS", value_parser = bandwidth)]
+    link: Option<Bandwidth>,
     #[command(flatten)]
     flags: LoopFlags,
 }
@@ -64,7 +68,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     };
     // Fails before an hour of training does.
     trainer.save(&state)?;
-    let domain = Arc::new(domain(&config, traces(&config, &arguments)?));
+    let domain = Arc::new(domain(&config, arguments.link, traces(&config, &arguments)?));
     let interrupted = watch_for_interrupt()?;
     let mut log = RunLog::create(arguments.logdir.join(format!("train-{}-{}", config.family, arguments.flags.seed)))?;
     describe(&mut log, &config, &trainer)?;
@@ -138,12 +142,12 @@ fn traces(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<Vec<Ar
     config.randomisation.workloads.iter().map(trace).collect()
 }
 
-fn domain(config: &FamilyConfig, traces: Vec<Arc<Trace>>) -> Domain {
+fn domain(config: &FamilyConfig, link: Option<Bandwidth>, traces: Vec<Arc<Trace>>) -> Domain {
     let randomisation = &config.randomisation;
     Domain {
         traces,
         budget_share: randomisation.budget_share,
-        link_bytes_per_s: randomisation.link.map(|link| link.bytes_per_second()),
+        link_bytes_per_s: link.map_or(randomisation.link, |link| [link; 2]).map(Bandwidth::bytes_per_second),
         cost_noise: randomisation.cost_noise,
         latency_ns: LATENCY_NS,
         contention_ns_per_byte: randomisation.contention_ns_per_byte,
