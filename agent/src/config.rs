@@ -85,12 +85,14 @@ pub struct ConfigError {
     pub found: f64,
 }
 
+/// Refuses the hyperparameter `key` unless it `holds`.
+pub(crate) fn require(key: &'static str, holds: bool, expected: &'static str, found: f64) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError { key, expected, found }) }
+}
+
 impl PpoConfig {
     /// Checks the range of every hyperparameter.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let require = |key, holds: bool, expected, found| {
-            if holds { Ok(()) } else { Err(ConfigError { key, expected, found }) }
-        };
         let counts = [
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),

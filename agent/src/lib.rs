@@ -1,4 +1,4 @@
-//! Learns a placement policy for a model family by proximal policy optimisation.
+//! Learns a placement policy for a model family: by proximal policy optimisation, or by evolution strategies.
 //!
 //! ```text
 //! rollout ──episodes──► ppo ──weights──► export ──► rollout, policy file
@@ -7,13 +7,16 @@
 //! ```
 //!
 //! The agent knows observations, choices and rewards. It knows nothing of traces, budgets or links, which
-//! are the environment's business, nor of files other than its own saved training state. [`Trainer`] is the
+//! are the environment's business, nor of files other than its own saved training state. [`Learner`] is the
 //! whole of its interface; it prints nothing and holds no clock but the one that measures its rate.
 
 mod batch;
+mod bits;
 mod config;
+mod evolution;
 mod export;
 mod gradients;
+mod learner;
 mod model;
 mod ppo;
 mod rollout;
@@ -25,6 +28,8 @@ mod trainer;
 mod training_state;
 
 pub use config::{ConfigError, PpoConfig};
+pub use evolution::{Evolution, EvolutionConfig};
+pub use learner::{Best, Learner, LearnsFrom, TrainError, UpdateReport};
 pub use rollout::greedy_return;
-pub use trainer::{Best, TrainError, Trainer, UpdateReport};
+pub use trainer::Trainer;
 pub use training_state::SavedStateError;

@@ -56,6 +56,19 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
+    /// Every mean, by its name in a report.
+    pub(crate) fn named(&self) -> [(&'static str, f64); 7] {
+        [
+            ("policy_loss", self.policy),
+            ("value_loss", self.value),
+            ("entropy", self.entropy),
+            ("approx_kl", self.approx_kl),
+            ("clip_fraction", self.clip_fraction),
+            ("gradient_norm", self.gradient_norm),
+            ("epochs", self.epochs as f64),
+        ]
+    }
+
     /// Adds `share` of `other`. The passes are not added.
     fn add(&mut self, other: &Losses, share: f64) {
         self.policy += other.policy * share;

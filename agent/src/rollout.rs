@@ -134,15 +134,7 @@ where
         let mut sampler = Sampler::new(weights);
         let mut total = 0.0;
         for &reset in reset_seeds.iter().skip(first).step_by(stride) {
-            let mut observation = environment.reset(reset)?;
-            loop {
-                let result = environment.step(choice(sampler.best(&observation)))?;
-                total += f64::from(result.reward);
-                if result.terminated || result.truncated {
-                    break;
-                }
-                observation = result.observation;
-            }
+            total += play_greedily(environment, reset, &mut sampler, |_| {})?;
         }
         Ok(total)
     });
@@ -150,19 +142,38 @@ where
     Ok(totals.iter().sum::<f64>() / reset_seeds.len() as f64)
 }
 
+/// The undiscounted return of the greedy policy in the episode that `reset` begins. `see` is shown every observation.
+pub(crate) fn play_greedily<E: Environment>(
+    environment: &mut E,
+    reset: u64,
+    sampler: &mut Sampler,
+    mut see: impl FnMut(&Observation),
+) -> Result<f64, E::Error> {
+    let (mut observation, mut total) = (environment.reset(reset)?, 0.0);
+    loop {
+        see(&observation);
+        let result = environment.step(choice(sampler.best(&observation)))?;
+        total += f64::from(result.reward);
+        if result.terminated || result.truncated {
+            return Ok(total);
+        }
+        observation = result.observation;
+    }
+}
+
 fn choice(chosen: usize) -> Choice {
     Choice { candidate: chosen / 2, action: EVICTIONS[chosen % 2] }
 }
 
 /// The policy during rollouts.
-struct Sampler {
+pub(crate) struct Sampler {
     network: Network,
     /// The legal choices of an observation with their logits.
     legal: Vec<(usize, f32)>,
 }
 
 impl Sampler {
-    fn new(weights: &NetworkWeights) -> Self {
+    pub(crate) fn new(weights: &NetworkWeights) -> Self {
         Sampler { network: Network::new(weights), legal: Vec::new() }
     }
 

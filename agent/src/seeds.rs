@@ -17,6 +17,8 @@ pub(crate) enum Stream {
     Choices,
     /// The order of the transitions in pass `index` of an update.
     Order,
+    /// The direction of perturbation pair `index` of an update.
+    Perturbation,
 }
 
 /// The generator of one stream.

@@ -4,6 +4,8 @@ use plimsoll_runtime::network::Normaliser;
 use plimsoll_runtime::observation::FEATURES;
 use serde::{Deserialize, Serialize};
 
+use crate::bits;
+
 /// A spread below this counts as this: a feature that hardly varied in training must not be blown up by
 /// whatever production brings.
 const SPREAD_MIN: f64 = 1e-2;
@@ -14,8 +16,10 @@ const SPREAD_MIN: f64 = 1e-2;
 pub(crate) struct FeatureSpread {
     candidates: u64,
     /// `[FEATURES]`.
+    #[serde(with = "bits")]
     mean: Vec<f64>,
     /// `[FEATURES]`: sums of squared deviations from the mean.
+    #[serde(with = "bits")]
     deviation: Vec<f64>,
 }
 

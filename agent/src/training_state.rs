@@ -1,14 +1,16 @@
 //! The saved training state: all that a training run needs to go on, in one file.
 //!
 //! ```text
-//! plimsoll training-state 1 sha256=9f86d0… bytes=48213
-//! lengths of the three parts: three u64, little-endian
+//! plimsoll training-state 2 ppo sha256=9f86d0… bytes=48213
+//! lengths of the parts: a u64 each, little-endian
 //! counters, configuration, normaliser, best weights: JSON
 //! actor and critic: burnpack
 //! Adam's moments: burnpack
 //! ```
 //!
-//! Burnpack, because it keeps the ids of the parameters, by which Adam's moments are found again.
+//! Burnpack, because it keeps the ids of the parameters, by which Adam's moments are found again. The other ways of
+//! learning have no such tensors: all of their state is the JSON. Numbers of double precision stand in it as their bits,
+//! for a decimal may come back as its neighbour.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,17 +24,14 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::config::PpoConfig;
+use crate::learner::Best;
 use crate::model::ActorCritic;
 use crate::spread::FeatureSpread;
-use crate::trainer::Best;
 
 /// The newest format that this build reads and writes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// No saved training state is larger; a larger file is refused before anything is allocated.
 const BYTES_MAX: u64 = 1 << 30;
-/// Bytes of the lengths of the three parts.
-const LENGTHS_BYTES: usize = 24;
-
 /// A training state that could not be saved, or could not be resumed from.
 #[derive(Debug, thiserror::Error)]
 pub enum SavedStateError {
@@ -52,6 +51,24 @@ pub enum SavedStateError {
 impl SavedStateError {
     pub(crate) fn unusable(path: &Path, reason: impl ToString) -> Self {
         SavedStateError::Unusable { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// Which way of learning a training state belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Proximal policy optimisation.
+    Ppo,
+    /// Evolution strategies.
+    Evolution,
+}
+
+impl Kind {
+    const fn word(self) -> &'static str {
+        match self {
+            Kind::Ppo => "ppo",
+            Kind::Evolution => "evolution",
+        }
     }
 }
 
@@ -77,11 +94,32 @@ pub(crate) fn write(
     let header = serde_json::to_vec(header).map_err(|error| SavedStateError::unusable(path, error))?;
     let pack = |packed: Result<Bytes, RecordError>| packed.map_err(|error| SavedStateError::unusable(path, error));
     let (model, optimizer) = (pack(model.clone().into_record().into_bytes())?, pack(optimizer.into_bytes())?);
-    let parts: [&[u8]; 3] = [&header, &model, &optimizer];
+    write_parts(path, Kind::Ppo, [&header, &model, &optimizer])
+}
+
+/// Writes a training state made of `parts`, whole or not at all.
+pub(crate) fn write_parts<const N: usize>(path: &Path, kind: Kind, parts: [&[u8]; N]) -> Result<(), SavedStateError> {
     let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
     let body = [lengths.as_flattened(), &parts.concat()].concat();
-    let line = format!("plimsoll training-state {VERSION} sha256={} bytes={}\n", sha256_hex(&body), body.len());
+    let (kind, digest) = (kind.word(), sha256_hex(&body));
+    let line = format!("plimsoll training-state {VERSION} {kind} sha256={digest} bytes={}\n", body.len());
     Ok(write_whole(path, &[line.as_bytes(), &body].concat())?)
+}
+
+/// Reads a training state of `kind`, made of so many parts.
+pub(crate) fn read_parts<const N: usize>(path: &Path, kind: Kind) -> Result<[Vec<u8>; N], SavedStateError> {
+    let bytes = read_bounded(path).map_err(|error| SavedStateError::unusable(path, error))?;
+    let parts: [&[u8]; N] = open(&bytes, kind).map_err(|reason| SavedStateError::unusable(path, reason))?;
+    Ok(parts.map(<[u8]>::to_vec))
+}
+
+/// Refuses a run that was begun with another configuration or seed than those given.
+pub(crate) fn require_same<C: Serialize>(
+    path: &Path,
+    saved: (&C, u64),
+    given: (&C, u64),
+) -> Result<(), SavedStateError> {
+    difference(saved, given).map_or(Ok(()), |difference| Err(SavedStateError::unusable(path, difference)))
 }
 
 /// Reads the state of a run of this configuration and seed into `model` and `optimizer`, which must be fresh.
@@ -93,18 +131,14 @@ pub(crate) fn read(
     optimizer: ModuleOptimizer,
 ) -> Result<(Header, ActorCritic, ModuleOptimizer), SavedStateError> {
     let unusable = |reason: String| SavedStateError::unusable(path, reason);
-    let bytes = read_bounded(path).map_err(|error| unusable(error.to_string()))?;
-    let [header, model_pack, optimizer_pack] = open(&bytes).map_err(unusable)?;
+    let [header, model_pack, optimizer_pack] = read_parts(path, Kind::Ppo)?;
     let header: Header =
-        serde_json::from_slice(header).map_err(|error| unusable(format!("malformed training state: {error}")))?;
-    if let Some(difference) = difference(&header, config, seed) {
-        return Err(unusable(difference));
-    }
-    let bytes = |part: &[u8]| Bytes::from_bytes_vec(part.to_vec());
+        serde_json::from_slice(&header).map_err(|error| unusable(format!("malformed training state: {error}")))?;
+    require_same(path, (&header.config, header.seed), (config, seed))?;
     let malformed = |error: RecordError| unusable(format!("malformed training state: {error}"));
-    let record = ModuleRecord::from_bytes(bytes(model_pack)).map_err(malformed)?;
+    let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(model_pack)).map_err(malformed)?;
     let model = model.try_load_record(record).map_err(malformed)?;
-    let optimizer = optimizer.from_bytes(bytes(optimizer_pack)).map_err(malformed)?;
+    let optimizer = optimizer.from_bytes(Bytes::from_bytes_vec(optimizer_pack)).map_err(malformed)?;
     Ok((header, model, optimizer))
 }
 
@@ -116,18 +150,26 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// The three parts of a file that is what it should be.
-fn open(bytes: &[u8]) -> Result<[&[u8]; 3], String> {
+/// The parts of a file that is what it should be.
+fn open<const N: usize>(bytes: &[u8], kind: Kind) -> Result<[&[u8]; N], String> {
     let foreign = || "not a saved plimsoll training state".to_owned();
     let head = &bytes[..bytes.len().min(160)];
     let newline = head.iter().position(|&byte| byte == b'\n').ok_or_else(foreign)?;
     let line = std::str::from_utf8(&head[..newline]).map_err(|_| foreign())?;
     let words = line.strip_prefix("plimsoll training-state ").ok_or_else(foreign)?;
-    let [version, digest, length] =
-        <[&str; 3]>::try_from(words.split(' ').collect::<Vec<_>>()).map_err(|_| foreign())?;
-    let version: u32 = version.parse().map_err(|_| foreign())?;
-    if version > VERSION {
-        return Err(format!("training state version {version} is newer than {VERSION}, the newest this build reads"));
+    let (version, words) = words.split_once(' ').ok_or_else(foreign)?;
+    match version.parse::<u32>().map_err(|_| foreign())? {
+        VERSION => {}
+        version if version > VERSION => {
+            return Err(format!("training state version {version} is newer than {VERSION}, which this build reads"));
+        }
+        version => {
+            return Err(format!("training state version {version} is older than {VERSION}, which this build reads"));
+        }
+    }
+    let [found, digest, length] = <[&str; 3]>::try_from(words.split(' ').collect::<Vec<_>>()).map_err(|_| foreign())?;
+    if found != kind.word() {
+        return Err(format!("a training state of {found}, not of {}", kind.word()));
     }
     let length: usize = length.strip_prefix("bytes=").and_then(|word| word.parse().ok()).ok_or_else(foreign)?;
     let body = &bytes[newline + 1..];
@@ -143,9 +185,9 @@ fn open(bytes: &[u8]) -> Result<[&[u8]; 3], String> {
     parts(body).ok_or_else(|| "malformed training state: its parts do not fill it".to_owned())
 }
 
-fn parts(body: &[u8]) -> Option<[&[u8]; 3]> {
-    let (lengths, mut rest) = body.split_at_checked(LENGTHS_BYTES)?;
-    let mut parts: [&[u8]; 3] = [&[]; 3];
+fn parts<const N: usize>(body: &[u8]) -> Option<[&[u8]; N]> {
+    let (lengths, mut rest) = body.split_at_checked(8 * N)?;
+    let mut parts: [&[u8]; N] = [&[]; N];
     for (part, length) in parts.iter_mut().zip(lengths.as_chunks::<8>().0) {
         let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
         (*part, rest) = rest.split_at_checked(length)?;
@@ -154,11 +196,11 @@ fn parts(body: &[u8]) -> Option<[&[u8]; 3]> {
 }
 
 /// What distinguishes the saved run from the one to be resumed, if anything.
-fn difference(saved: &Header, config: &PpoConfig, seed: u64) -> Option<String> {
-    if saved.seed != seed {
-        return Some(format!("was begun with seed {}, not {seed}", saved.seed));
+fn difference<C: Serialize>((saved, begun_with): (&C, u64), (given, seed): (&C, u64)) -> Option<String> {
+    if begun_with != seed {
+        return Some(format!("was begun with seed {begun_with}, not {seed}"));
     }
-    let (saved, given) = (serde_json::to_value(&saved.config).ok()?, serde_json::to_value(config).ok()?);
+    let (saved, given) = (serde_json::to_value(saved).ok()?, serde_json::to_value(given).ok()?);
     let (saved, given) = (saved.as_object()?, given.as_object()?);
     let (key, value) = saved.iter().find(|(key, value)| given.get(*key) != Some(*value))?;
     Some(format!("was begun with {key} = {value}, not {}", given.get(key)?))
@@ -171,6 +213,7 @@ fn sha256_hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learner::Learner;
     use crate::trainer::Trainer;
 
     fn config() -> PpoConfig {
@@ -212,8 +255,8 @@ mod tests {
         let mut altered = whole.clone();
         *altered.last_mut().unwrap() ^= 1;
         refused(&altered, "altered after it was written");
-        let newer = String::from_utf8_lossy(&whole[..40]).replace("state 1", "state 9").into_bytes();
-        refused(&[&newer, &whole[40..]].concat(), "version 9 is newer than 1");
+        let newer = String::from_utf8_lossy(&whole[..40]).replace("state 2", "state 9").into_bytes();
+        refused(&[&newer, &whole[40..]].concat(), "version 9 is newer than 2");
         refused(b"plimsoll trace 1 sha256=0 bytes=0\n", "not a saved plimsoll training state");
     }
 }

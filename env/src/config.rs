@@ -1,7 +1,7 @@
 //! The configuration of a model family: its workloads, what an agent trains on, and what it is judged by.
 //!
 //! One TOML file per family, in `configs/`. Every mistake in it is one line that names file, line and key.
-//! The `[ppo]` table belongs to the agent and is only carried here.
+//! The tables `[ppo]` and `[evolution]` belong to the agent and are only carried here.
 
 mod error;
 mod keys;
@@ -97,11 +97,18 @@ fn action_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ActionSet, D
     Ok(ActionSet { swap: actions.contains(&Action::Swap), recompute: actions.contains(&Action::Recompute) })
 }
 
-/// The part of the file that belongs to the agent.
+/// The part of the file that belongs to proximal policy optimisation.
 #[derive(Deserialize)]
-struct AgentPart<P> {
+struct PpoPart<P> {
     #[serde(default)]
     ppo: P,
+}
+
+/// The part of the file that belongs to evolution strategies.
+#[derive(Deserialize)]
+struct EvolutionPart<P> {
+    #[serde(default)]
+    evolution: P,
 }
 
 /// The part of the file that says how to read the rest.
@@ -119,6 +126,8 @@ struct Document<W> {
     randomisation: Randomisation,
     #[serde(default, rename = "ppo")]
     _ppo: serde::de::IgnoredAny,
+    #[serde(default, rename = "evolution")]
+    _evolution: serde::de::IgnoredAny,
     evaluation: Evaluation,
 }
 
@@ -141,11 +150,18 @@ impl FamilyConfig {
         Ok(config)
     }
 
-    /// The agent's own table, `[ppo]`, as the agent reads it.
+    /// The agent's own table `[ppo]`, as the agent reads it; the defaults where there is none.
     pub fn ppo<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
-        let part: AgentPart<P> =
-            toml::from_str(&self.text).map_err(|error| ConfigError::malformed(&self.path, &self.text, error))?;
-        Ok(part.ppo)
+        Ok(self.part::<PpoPart<P>>()?.ppo)
+    }
+
+    /// The agent's own table `[evolution]`, as the agent reads it; the defaults where there is none.
+    pub fn evolution<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
+        Ok(self.part::<EvolutionPart<P>>()?.evolution)
+    }
+
+    fn part<P: DeserializeOwned>(&self) -> Result<P, ConfigError> {
+        toml::from_str(&self.text).map_err(|error| ConfigError::malformed(&self.path, &self.text, error))
     }
 
     fn of<W: DeserializeOwned>(path: &Path, text: &str, wrap: fn(W) -> WorkloadConfig) -> Result<Self, ConfigError> {

@@ -155,9 +155,22 @@ fn train_writes_a_policy_that_inspect_explains() {
 
 #[test]
 fn training_that_was_interrupted_goes_on_bit_for_bit() {
+    goes_on_bit_for_bit("ppo");
+}
+
+#[test]
+fn evolution_that_was_interrupted_goes_on_bit_for_bit() {
+    goes_on_bit_for_bit("evolution");
+}
+
+fn goes_on_bit_for_bit(algorithm: &str) {
     const UPDATES: usize = 12;
-    let bench = new_bench("interrupted");
-    let line = |out: &str| format!("train --config gpt.toml --out {out} --updates {UPDATES} --seed 3 --logdir runs");
+    let bench = new_bench(&format!("interrupted-{algorithm}"));
+    let line = |out: &str| {
+        format!(
+            "train --config gpt.toml --out {out} --algorithm {algorithm} --updates {UPDATES} --seed 3 --logdir runs"
+        )
+    };
     let (state, from_the_start) = (bench.path("a.policy.state"), bench.path("b.policy.state"));
     let child = bench.command(&line("a.policy")).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let patience = Instant::now() + Duration::from_secs(120);

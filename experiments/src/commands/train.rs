@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::ProgressBar;
-use plimsoll_agent::{PpoConfig, Trainer, UpdateReport, greedy_return};
+use plimsoll_agent::{Evolution, EvolutionConfig, LearnsFrom, PpoConfig, Trainer, UpdateReport, greedy_return};
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::{Domain, PredictedEnvironment};
@@ -36,6 +36,9 @@ pub struct Arguments {
     /// Where to write the policy; FILE.state and FILE.traces hold the training state and the traces beside it
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// How to learn: proximal policy optimisation, or evolution strategies on the same network
+    #[arg(long, value_enum, default_value_t = Algorithm::Ppo, value_name = "NAME")]
+    algorithm: Algorithm,
     /// Go on from FILE.state where an earlier call was interrupted
     #[arg(long)]
     resume: bool,
@@ -52,30 +55,35 @@ pub struct Arguments {
     flags: LoopFlags,
 }
 
+/// A way to learn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Algorithm {
+    /// Proximal policy optimisation
+    Ppo,
+    /// Evolution strategies
+    Evolution,
+}
+
+/// A learner for the environments at hand.
+type Pupil = dyn LearnsFrom<PredictedEnvironment>;
+
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     keep_freed_memory();
     let config = FamilyConfig::load(&arguments.config)?;
-    let mut ppo: PpoConfig = config.ppo()?;
-    ppo.updates = arguments.updates.unwrap_or(ppo.updates);
-    ppo.validate().with_context(|| format!("{}: ppo", config.path.display()))?;
     let state = beside(&arguments.out, "state");
-    let mut trainer = if arguments.resume {
-        Trainer::resume(&state, &ppo, arguments.flags.seed)?
-    } else {
-        Trainer::new(ppo, arguments.flags.seed)?
-    };
+    let mut trainer = pupil(&config, &arguments, &state)?;
     // Fails before an hour of training does.
     trainer.save(&state)?;
     let domain = Arc::new(domain(&config, arguments.link, traces(&config, &arguments)?));
     let interrupted = watch_for_interrupt()?;
     let mut log = RunLog::create(arguments.logdir.join(format!("train-{}-{}", config.family, arguments.flags.seed)))?;
-    describe(&mut log, &config, &trainer)?;
-    let bar = progress::bar(trainer.config().updates as u64, &format!("training {}", config.family));
+    describe(&mut log, &config, trainer.as_ref())?;
+    let bar = progress::bar(trainer.updates() as u64, &format!("training {}", config.family));
     bar.set_position(trainer.updates_done() as u64);
     bar.reset_eta();
-    let trained = train(&mut trainer, &domain, &state, &interrupted, &mut log, &bar);
+    let trained = train(trainer.as_mut(), &domain, &state, &interrupted, &mut log, &bar);
     bar.finish_and_clear();
     trained?;
     if !trainer.is_finished() {
@@ -117,6 +125,30 @@ fn keep_freed_memory() {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
     }
+}
+
+/// The learner that the flags ask for: a new one, or the one that was interrupted.
+fn pupil(config: &FamilyConfig, arguments: &Arguments, state: &Path) -> anyhow::Result<Box<Pupil>> {
+    let (resume, seed) = (arguments.resume, arguments.flags.seed);
+    let in_table = |table: &str| format!("{}: {table}", config.path.display());
+    Ok(match arguments.algorithm {
+        Algorithm::Ppo => {
+            let mut ppo: PpoConfig = config.ppo()?;
+            ppo.updates = arguments.updates.unwrap_or(ppo.updates);
+            ppo.validate().with_context(|| in_table("ppo"))?;
+            Box::new(if resume { Trainer::resume(state, &ppo, seed)? } else { Trainer::new(ppo, seed)? })
+        }
+        Algorithm::Evolution => {
+            let mut evolution: EvolutionConfig = config.evolution()?;
+            evolution.updates = arguments.updates.unwrap_or(evolution.updates);
+            evolution.validate().with_context(|| in_table("evolution"))?;
+            Box::new(if resume {
+                Evolution::resume(state, &evolution, seed)?
+            } else {
+                Evolution::new(evolution, seed)?
+            })
+        }
+    })
 }
 
 /// `policy.state` for `policy`.
@@ -164,8 +196,8 @@ fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 /// What the run is about: its hyperparameters and its configuration.
-fn describe(log: &mut RunLog, config: &FamilyConfig, trainer: &Trainer) -> anyhow::Result<()> {
-    let table = serde_json::to_value(trainer.config())?;
+fn describe(log: &mut RunLog, config: &FamilyConfig, trainer: &Pupil) -> anyhow::Result<()> {
+    let table = trainer.hyperparameters();
     let hparams = table.as_object().into_iter().flatten().map(|(key, value)| {
         let value = match value {
             Value::Bool(flag) => Hyperparameter::Flag(*flag),
@@ -182,7 +214,7 @@ fn describe(log: &mut RunLog, config: &FamilyConfig, trainer: &Trainer) -> anyho
 
 /// Updates until all are made or the user interrupts, saving after each.
 fn train(
-    trainer: &mut Trainer,
+    trainer: &mut Pupil,
     domain: &Arc<Domain>,
     state: &Path,
     interrupted: &AtomicBool,
@@ -194,7 +226,7 @@ fn train(
     let (mut rollouts, mut validation) = (environments(), environments());
     let validation_seeds: Vec<u64> = VALIDATION_SEEDS.collect();
     while !trainer.is_finished() && !interrupted.load(Ordering::Relaxed) {
-        let report = trainer.train_update(&mut rollouts)?;
+        let report = trainer.update(&mut rollouts)?;
         let step = report.updates_done as u64;
         if report.updates_done.is_multiple_of(VALIDATION_INTERVAL) || trainer.is_finished() {
             let validation_return = greedy_return(&trainer.weights()?, &mut validation, &validation_seeds)?;
@@ -203,7 +235,7 @@ fn train(
         }
         trainer.save(state)?;
         for (tag, value) in scalars(&report) {
-            log.scalar(tag, step, value)?;
+            log.scalar(&format!("train/{tag}"), step, value)?;
         }
         log.flush()?;
         bar.set_position(step);
@@ -213,21 +245,14 @@ fn train(
     Ok(())
 }
 
-fn scalars(report: &UpdateReport) -> [(&'static str, f64); 12] {
-    [
-        ("train/return_mean", report.return_mean),
-        ("train/return_max", report.return_max),
-        ("train/episode_length", report.episode_length_mean),
-        ("train/policy_loss", report.policy_loss),
-        ("train/value_loss", report.value_loss),
-        ("train/entropy", report.entropy),
-        ("train/approx_kl", report.approx_kl),
-        ("train/clip_fraction", report.clip_fraction),
-        ("train/explained_variance", report.explained_variance),
-        ("train/gradient_norm", report.gradient_norm),
-        ("train/learning_rate", report.learning_rate),
-        ("train/transitions_per_second", report.transitions_per_second),
-    ]
+fn scalars(report: &UpdateReport) -> impl Iterator<Item = (&'static str, f64)> + '_ {
+    let common = [
+        ("return_mean", report.return_mean),
+        ("return_max", report.return_max),
+        ("episode_length", report.episode_length_mean()),
+        ("transitions_per_second", report.transitions_per_second()),
+    ];
+    common.into_iter().chain(report.details.iter().copied())
 }
 
 /// The command line, as it was given.

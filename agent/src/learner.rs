@@ -1,0 +1,145 @@
+//! What every way of learning a policy has in common.
+
+use std::path::Path;
+
+use plimsoll_env::environment::Environment;
+use plimsoll_runtime::PolicyFile;
+use plimsoll_runtime::network::{NetworkWeights, WeightsError};
+use plimsoll_runtime::plan::ActionSet;
+use plimsoll_runtime::policy_file::Provenance;
+use serde::{Deserialize, Serialize};
+
+use crate::training_state::SavedStateError;
+
+/// The best weights so far.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// What they achieved.
+    pub validation_return: f64,
+    /// Updates after which they did.
+    pub updates_done: usize,
+    /// The weights.
+    pub weights: NetworkWeights,
+}
+
+/// What an update was like.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UpdateReport {
+    /// Updates done, this one included.
+    pub updates_done: usize,
+    /// Episodes rolled out for it.
+    pub episodes: usize,
+    /// Transitions in them.
+    pub transitions: usize,
+    /// Transitions since training began.
+    pub transitions_done: u64,
+    /// Mean undiscounted return of the episodes, as the environment rewarded them.
+    pub return_mean: f64,
+    /// The highest of those returns.
+    pub return_max: f64,
+    /// Time of the whole update.
+    pub seconds: f64,
+    /// What only this way of learning has to tell, by name.
+    pub details: Vec<(&'static str, f64)>,
+}
+
+impl UpdateReport {
+    /// Mean steps per episode.
+    pub fn episode_length_mean(&self) -> f64 {
+        self.transitions as f64 / self.episodes as f64
+    }
+
+    /// Transitions rolled out and learnt from per second.
+    pub fn transitions_per_second(&self) -> f64 {
+        self.transitions as f64 / self.seconds
+    }
+}
+
+/// An update that was not made. The learner is as it was before it.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError<E: std::error::Error> {
+    /// An environment failed.
+    #[error(transparent)]
+    Environment(E),
+    /// The weights are no longer finite.
+    #[error("training diverged: {0}")]
+    Weights(#[from] WeightsError),
+    /// The loss is no longer finite.
+    #[error("training diverged: the loss of update {update} is not finite; a lower learning_rate may help")]
+    Loss {
+        /// The update, counted from 1.
+        update: usize,
+    },
+}
+
+/// Learns one policy, update by update, and can stop and go on between any two of them.
+///
+/// All of it follows from the hyperparameters, the seed and the environments: neither threads nor interruptions
+/// change a bit. Another kind of processor may, by its vector instructions.
+pub trait Learner {
+    /// The hyperparameters, a flat table.
+    fn hyperparameters(&self) -> serde_json::Value;
+
+    /// Updates in the whole training run.
+    fn updates(&self) -> usize;
+
+    /// Updates done.
+    fn updates_done(&self) -> usize;
+
+    /// The policy network as it is now.
+    fn weights(&self) -> Result<NetworkWeights, WeightsError>;
+
+    /// The best weights so far, if any were offered.
+    fn best(&self) -> Option<&Best>;
+
+    /// Keeps `best` as the best weights so far.
+    fn set_best(&mut self, best: Best);
+
+    /// Saves the whole training state to one file, whole or not at all. A run resumed from it continues bit for bit.
+    fn save(&self, path: &Path) -> Result<(), SavedStateError>;
+
+    /// Whether all updates are done.
+    fn is_finished(&self) -> bool {
+        self.updates_done() >= self.updates()
+    }
+
+    /// Keeps the present weights as the best ones if `validation_return` is higher than that of the best so far, and
+    /// says whether it was. The caller decides what is validated, and when.
+    fn offer_best(&mut self, validation_return: f64) -> Result<bool, WeightsError> {
+        let better = self.best().is_none_or(|best| validation_return > best.validation_return);
+        if better && validation_return.is_finite() {
+            let (updates_done, weights) = (self.updates_done(), self.weights()?);
+            self.set_best(Best { validation_return, updates_done, weights });
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// The policy file of the best weights so far, or of the present ones if none were offered.
+    fn policy_file(
+        &self,
+        family: &str,
+        actions: ActionSet,
+        provenance: Provenance,
+    ) -> Result<PolicyFile, WeightsError> {
+        let weights = match self.best() {
+            Some(best) => best.weights.clone(),
+            None => self.weights()?,
+        };
+        Ok(PolicyFile { family: family.to_owned(), actions, provenance, weights })
+    }
+}
+
+/// A learner that can learn from environments of type `E`.
+pub trait LearnsFrom<E: Environment>: Learner {
+    /// Makes one update: rolls out and improves.
+    ///
+    /// Instance `i` of an update runs in environment `i mod environments`; environments that differ in more than what
+    /// [`Environment::reset`] sets therefore make their number part of the result.
+    ///
+    /// # Panics
+    ///
+    /// If `environments` is empty, or an observation offers no legal eviction.
+    fn update(&mut self, environments: &mut [E]) -> Result<UpdateReport, TrainError<E::Error>>;
+}
