@@ -129,6 +129,9 @@ struct Played {
     transitions: usize,
 }
 
+/// What was played: `[instance][member]`.
+type Games = Vec<Vec<Played>>;
+
 impl Evolution {
     /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
     pub fn new(config: EvolutionConfig, seed: u64) -> Result<Self, ConfigError> {
@@ -181,8 +184,8 @@ impl Evolution {
         StandardNormal.sample_iter(&mut random).take(self.course.parameters.len()).collect()
     }
 
-    /// Lets every member of the population plan every instance: `[instance][member]`.
-    fn play<E>(&self, members: &[NetworkWeights], environments: &mut [E]) -> Result<Vec<Vec<Played>>, E::Error>
+    /// Lets every member of the population plan every instance.
+    fn play<E>(&self, members: &[NetworkWeights], environments: &mut [E]) -> Result<Games, E::Error>
     where
         E: Environment + Send,
         E::Error: Send,
@@ -222,7 +225,7 @@ impl Evolution {
     }
 
     /// Draws a population, lets it play, and steps. Returns what was played and the norm of the gradient's estimate.
-    fn improve<E>(&mut self, environments: &mut [E]) -> Result<(Vec<Vec<Played>>, f64), TrainError<E::Error>>
+    fn improve<E>(&mut self, environments: &mut [E]) -> Result<(Games, f64), TrainError<E::Error>>
     where
         E: Environment + Send,
         E::Error: Send,
