@@ -1,5 +1,6 @@
 //! The `plimsoll` command.
 
+mod agreement;
 mod chosen;
 mod commands;
 mod evaluation;

@@ -209,14 +209,39 @@ fn goes_on_bit_for_bit(algorithm: &str) {
 }
 
 #[test]
+fn evaluate_takes_other_points_than_the_configurations() {
+    let bench = bench();
+    bench.succeed(
+        "evaluate --config resnet.toml --policy dtr --baseline lru --workload resnet-tiny --budget 85% --budget 95% \
+         --json narrow.json",
+    );
+    let report = bench.json("narrow.json");
+    let points = report["results"].as_array().unwrap().iter();
+    let of =
+        |point: &Value| (point["policy"].as_str().unwrap().to_owned(), point["workload"].as_str().unwrap().to_owned());
+    let expected = ["dtr", "lru", "dtr", "lru"].map(|policy| (policy.to_owned(), "resnet-tiny".to_owned()));
+    assert_eq!(points.map(of).collect::<Vec<_>>(), expected);
+    assert!(report["agreement"].is_null(), "nothing was run");
+    let message = bench.refuse("evaluate --config resnet.toml --policy dtr --workload resnet-tyni");
+    assert!(message.contains("did you mean `resnet-tiny`?"), "{message}");
+}
+
+#[test]
 fn evaluate_compares_a_policy_with_every_baseline_on_the_real_loop() {
     let bench = bench();
-    let call =
-        bench.succeed("evaluate --config gpt.toml --policy gpt.policy --real --logdir compared --json compared.json");
+    let call = bench.succeed(
+        "evaluate --config gpt.toml --policy gpt.policy --real --logdir compared --json compared.json --scatter compared.svg",
+    );
     let report = bench.json("compared.json");
     assert!(report["command"].as_str().unwrap().starts_with("plimsoll evaluate --config gpt.toml"));
     let results = report["results"].as_array().unwrap();
     assert_eq!(results.len(), 2 * (1 + BASELINES.len()), "every policy at both budgets");
+    let run = results.iter().filter(|point| point["feasible"] == true).count();
+    assert_eq!(report["agreement"]["points"], run);
+    assert!(report["agreement"]["peak_error_max"].as_f64().unwrap() <= 0.01);
+    assert!(call.stdout.contains(&format!("{run} points measured: peaks within")), "{}", call.stdout);
+    let drawn = std::fs::read_to_string(bench.path("compared.svg")).unwrap();
+    assert_eq!(drawn.matches("<title>").count(), run, "one dot for every point that was run");
     for point in results {
         assert_complete(point);
         let feasible = point["feasible"].as_bool().unwrap();

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::units::Budget;
 use plimsoll_runtime::FileError;
-use plimsoll_runtime::file::require_writable;
+use plimsoll_runtime::file::{require_writable, write_whole};
 use serde::Serialize;
 
 use super::train::command_line;
+use crate::agreement::{Agreement, scatter};
 use crate::chosen::{Chosen, DECODES};
 use crate::evaluation::{Comparison, broken_promises};
 use crate::loops::{LinkFlag, LoopFlags, emulated};
@@ -33,6 +35,18 @@ pub struct Arguments {
     /// Sampled decodes of a learned policy beside the greedy one
     #[arg(long, default_value_t = DECODES, value_name = "N")]
     decodes: u64,
+    /// Compare on this workload, in place of the configuration's; may be given several times
+    #[arg(long, value_name = "NAME")]
+    workload: Vec<String>,
+    /// Compare at this budget, in place of the configuration's; may be given several times
+    #[arg(long, value_name = "BUDGET")]
+    budget: Vec<Budget>,
+    /// Compare with this baseline, in place of the configuration's; may be given several times
+    #[arg(long, value_name = "BASELINE")]
+    baseline: Vec<String>,
+    /// Where to draw predicted against measured slowdowns, as SVG
+    #[arg(long, value_name = "FILE", requires = "real")]
+    scatter: Option<PathBuf>,
     /// Where to write one TensorBoard run per policy
     #[arg(long, value_name = "DIR")]
     logdir: Option<PathBuf>,
@@ -49,14 +63,16 @@ pub struct Arguments {
 #[derive(Serialize)]
 struct Report<'a> {
     command: String,
+    agreement: Option<Agreement>,
     results: &'a [PointResult],
 }
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let config = FamilyConfig::load(&arguments.config)?;
+    let mut config = FamilyConfig::load(&arguments.config)?;
+    narrow(&mut config, &arguments)?;
     let policies = policies(&config, &arguments.policy)?;
-    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
+    [&arguments.json, &arguments.scatter].into_iter().flatten().try_for_each(|path| require_writable(path))?;
     arguments.logdir.as_deref().map_or(Ok(()), require_directory)?;
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
@@ -80,16 +96,40 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         })?);
     }
     bar.finish_and_clear();
+    let agreement = Agreement::of(&results);
     if let Some(path) = &arguments.json {
-        write_json(path, &Report { command: command_line(), results: &results })?;
+        write_json(path, &Report { command: command_line(), agreement, results: &results })?;
+    }
+    if let Some(path) = &arguments.scatter {
+        let title = format!("{}: slowdown, predicted and measured", config.family);
+        write_whole(path, scatter(&title, &results).as_bytes())?;
     }
     if let Some(logdir) = &arguments.logdir {
         write_events(logdir, &policies, &results)?;
     }
     print(&comparison, &results);
+    if let Some(agreement) = agreement {
+        println!("{agreement}");
+    }
     let broken = broken_promises(&policies, &results);
     if !broken.is_empty() {
         bail!("{}", broken.join("; "));
+    }
+    Ok(())
+}
+
+/// Puts what the flags name in place of what the configuration says.
+fn narrow(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<()> {
+    arguments.workload.iter().try_for_each(|name| config.workload(name).map(drop))?;
+    let evaluation = &mut config.evaluation;
+    if !arguments.workload.is_empty() {
+        evaluation.workloads.clone_from(&arguments.workload);
+    }
+    if !arguments.budget.is_empty() {
+        evaluation.budgets.clone_from(&arguments.budget);
+    }
+    if !arguments.baseline.is_empty() {
+        evaluation.baselines.clone_from(&arguments.baseline);
     }
     Ok(())
 }
