@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use plimsoll_runtime::baselines::{BASELINES, baseline};
 use plimsoll_runtime::{
-    ActionSet, Decided, LearnedPolicy, PolicyFile, Problem, least_feasible_budget, plan, plan_learned,
+    ActionSet, Decided, LearnedPolicy, Policy, PolicyFile, Problem, least_feasible_budget, plan, plan_learned,
 };
 
 /// Sampled decodes beside the greedy one, unless the command line says otherwise.
@@ -71,6 +71,14 @@ impl Chosen {
                 Decided { planned: plan(problem, policy.as_mut()), by: name }
             }
             Chosen::Learned { file, .. } => plan_learned(problem, &self.learned(file), decodes),
+        }
+    }
+
+    /// What decides, without sampled decodes and without anybody who stands in.
+    pub fn policies(&self) -> Vec<Box<dyn Policy + Send>> {
+        match self {
+            Chosen::Baseline(name) => baseline(name, 0).into_iter().collect(),
+            Chosen::Learned { file, .. } => vec![Box::new(self.learned(file))],
         }
     }
 

@@ -1,7 +1,10 @@
 //! The `plimsoll` command.
 
 mod agreement;
+mod advice;
+mod behaviour;
 mod chosen;
+mod chrome;
 mod commands;
 mod evaluation;
 mod loops;
@@ -33,6 +36,26 @@ enum Command {
     Evaluate(commands::evaluate::Arguments),
     /// Run a workload's training loop under a budget
     Run(commands::run::Arguments),
+    /// Say which way of saving memory pays for a workload at a budget, and the largest batch that fits
+    ///
+    /// Records the loop at several batch sizes, plans each of them for every method (keep, recompute, swap, swap of 16-
+    /// and 8-bit copies, and a policy), fits peak and time by least squares, and compares the fits with runs of the loop
+    /// at batch sizes that were held out. Quantised swaps change results: they are predicted and never carried out.
+    Advise(commands::advise::Arguments),
+    /// Report what device memory is used for, how long, and what of it lies idle
+    ///
+    /// Lifetimes, access-time intervals (their distribution, and the blocks that are large and idle for long: those that
+    /// could be swapped for free over the link), bytes by kind at the peak, and the evidence that iterations repeat.
+    /// From a trace, or from what torch.cuda.memory._dump_snapshot() writes after
+    /// torch.cuda.memory._record_memory_history(), which knows lives and no accesses.
+    Behaviour(commands::behaviour::Arguments),
+    /// Write what a plan is predicted to do as a Chrome trace, for Perfetto
+    ///
+    /// The trace has a lane for compute (operators, reruns, stalls, contention) and one for each copy channel, a counter
+    /// of device bytes, and markers where the budget pressed. Open it at https://ui.perfetto.dev or chrome://tracing.
+    Export(commands::export::Arguments),
+    /// Make a trace of what another program recorded
+    Import(commands::import::Arguments),
     /// Say what a policy, trace or plan file holds
     Inspect(commands::inspect::Arguments),
 }
@@ -44,6 +67,10 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Evaluate(arguments) => commands::evaluate::run(arguments),
         Command::Run(arguments) => commands::run::run(arguments),
+        Command::Advise(arguments) => commands::advise::run(arguments),
+        Command::Behaviour(arguments) => commands::behaviour::run(arguments),
+        Command::Export(arguments) => commands::export::run(arguments),
+        Command::Import(arguments) => commands::import::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
     }
 }

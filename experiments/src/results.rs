@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use plimsoll_env::real::Measurement;
+use plimsoll_runtime::allocators::{Footprint, Model, Requests};
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::plan::ActionCounts;
-use plimsoll_runtime::{Decided, Prediction, Problem};
+use plimsoll_runtime::{Decided, Plan, Prediction, Problem, Timeline};
 use serde::Serialize;
 
 /// Makespan and peak of an iteration.
@@ -56,10 +57,44 @@ pub struct PointResult {
     pub identical: Option<bool>,
     /// Operators rerun in one iteration.
     pub reruns: Option<u64>,
+    /// What the plan makes each model of an allocator reserve.
+    pub allocators: Vec<Reserved>,
     /// Bytes offloaded in one iteration.
     pub offloaded_bytes: Option<u64>,
     /// Most bytes that the slow tier has held.
     pub slow_tier_high_water_bytes: Option<u64>,
+}
+
+/// What a plan makes one model of an allocator reserve.
+#[derive(Clone, Debug, Serialize)]
+pub struct Reserved {
+    /// Name of the model.
+    pub allocator: &'static str,
+    /// Bytes.
+    #[serde(flatten)]
+    pub footprint: Footprint,
+    /// 1 - largest use / reserved.
+    pub fragmentation: f64,
+    /// Whether the plan runs where no more than the budget may be reserved.
+    pub within_budget: bool,
+}
+
+/// What `plan` makes every model of an allocator reserve.
+fn reserved(problem: &Problem<'_>, plan: &Plan) -> Vec<Reserved> {
+    let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.link);
+    let (schedule, _) = timeline.schedule(plan, problem.budget_bytes);
+    let requests = Requests::of(problem.trace, problem.lineage, &schedule);
+    let serve = |model: Model| {
+        let footprint = model.serve(&requests, None).expect("it may reserve as much as it takes");
+        Reserved {
+            allocator: model.name(),
+            footprint,
+            fragmentation: footprint.fragmentation(),
+            within_budget: footprint.reserved_bytes <= problem.budget_bytes
+                || model.serve(&requests, Some(problem.budget_bytes)).is_ok(),
+        }
+    };
+    Model::ALL.map(serve).to_vec()
 }
 
 impl PointResult {
@@ -83,6 +118,7 @@ impl PointResult {
             actions: planned.plan.counts(),
             losses: Vec::new(),
             identical: None,
+            allocators: reserved(problem, &planned.plan),
             reruns: None,
             offloaded_bytes: None,
             slow_tier_high_water_bytes: None,

@@ -5,10 +5,12 @@
 //! that policies share, the baselines, and, with the feature `torch`, what records and drives a real libtorch
 //! program. This crate knows nothing of how a policy is learned.
 
+pub mod allocators;
 pub mod baselines;
 mod estimate;
 pub mod file;
 pub mod hardware;
+pub mod import;
 pub mod learned;
 pub mod lineage;
 mod moment;
@@ -16,6 +18,7 @@ pub mod network;
 pub mod observation;
 pub mod plan;
 pub mod planner;
+pub mod playback;
 pub mod policy;
 pub mod policy_file;
 mod prefetch;
@@ -23,6 +26,7 @@ mod random;
 pub mod schedule;
 pub mod sweep;
 pub mod timeline;
+pub mod timetable;
 #[cfg(feature = "torch")]
 pub mod torch;
 pub mod trace;

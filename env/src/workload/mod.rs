@@ -65,6 +65,22 @@ impl WorkloadConfig {
         })
     }
 
+    /// Samples in a batch.
+    pub fn batch(&self) -> i64 {
+        match self {
+            WorkloadConfig::Gpt(config) => config.batch,
+            WorkloadConfig::Resnet(config) => config.batch,
+        }
+    }
+
+    /// The same workload with another batch size.
+    pub fn with_batch(&self, batch: i64) -> Self {
+        match self.clone() {
+            WorkloadConfig::Gpt(config) => WorkloadConfig::Gpt(GptConfig { batch, ..config }),
+            WorkloadConfig::Resnet(config) => WorkloadConfig::Resnet(ResnetConfig { batch, ..config }),
+        }
+    }
+
     /// Says which key holds a value that no workload can have.
     pub fn validate(&self) -> Result<(), Implausible> {
         match self {

@@ -1,6 +1,10 @@
 //! One file per subcommand: its flags and what it does.
 
+pub mod advise;
+pub mod behaviour;
 pub mod evaluate;
+pub mod export;
+pub mod import;
 pub mod inspect;
 pub mod plan;
 pub mod record;

@@ -10,7 +10,7 @@ use plimsoll_runtime::{Action, ActionSet, Lineage, PlanFile, Problem, Trace};
 use crate::chosen::{Chosen, DECODES};
 use crate::loops::LinkFlag;
 use crate::results::{PointResult, write_json};
-use crate::table::{mib, milliseconds, percent};
+use crate::table::{Table, mib, milliseconds, percent};
 
 /// Flags.
 #[derive(Args)]
@@ -101,5 +101,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         result.decided_by,
         milliseconds(result.decide_ns),
     );
+    let mut table = Table::new(["allocator", "reserves at most (MiB)", "fragmentation", "runs within the budget"]);
+    for reserved in &result.allocators {
+        table.row([
+            reserved.allocator.to_owned(),
+            mib(reserved.footprint.reserved_bytes),
+            format!("{:.1}%", 100.0 * reserved.fragmentation),
+            if reserved.within_budget { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    println!("\n{table}");
     Ok(())
 }

@@ -1,0 +1,37 @@
+//! The promise: what an allocator is asked for is what the timeline counted, to the byte.
+
+mod support;
+
+use plimsoll_runtime::allocators::{Model, Requests};
+use plimsoll_runtime::lineage::WindowId;
+use plimsoll_runtime::{Action, Lineage, Link, Plan, Timeline};
+use support::draw::Draw;
+use support::random_trace::random_trace;
+
+#[test]
+fn the_most_bytes_in_use_are_the_predicted_peak() {
+    let mut evicted = 0;
+    for seed in 0..3_000 {
+        let draw = &mut Draw::new(seed);
+        let trace = random_trace(draw, 40);
+        let lineage = Lineage::of(&trace);
+        let mut plan = Plan::keep_all(lineage.windows().len());
+        for (index, window) in (0..).map(WindowId).zip(lineage.windows()) {
+            let action = if window.recomputable && draw.chance(60) { Action::Recompute } else { Action::Swap };
+            if draw.chance(60) {
+                plan.set(index, action);
+                evicted += 1;
+            }
+        }
+        let link = Link::symmetric(draw.pick(&[1e9, 1e11, 1e13]), draw.pick(&[0, 2_000]));
+        let budget_bytes = lineage.keep_all_peak_bytes() * draw.within(10, 110) / 100;
+        let (schedule, prediction) = Timeline::new(&trace, &lineage, link).schedule(&plan, budget_bytes);
+        let requests = Requests::of(&trace, &lineage, &schedule);
+        assert_eq!(requests.used_bytes(), prediction.peak_bytes, "seed {seed}");
+        for model in Model::ALL {
+            let footprint = model.serve(&requests, None).unwrap();
+            assert!(footprint.reserved_bytes >= prediction.peak_bytes, "seed {seed}: {}", model.name());
+        }
+    }
+    assert!(evicted > 10_000);
+}
