@@ -5,39 +5,22 @@
 
 mod error;
 mod keys;
+mod members;
 
 pub use error::{ConfigError, Problem};
+pub use members::{Members, Range, Span, Split};
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use plimsoll_runtime::plan::{Action, ActionSet};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 
 use crate::units::{Budget, Link};
-use crate::workload::{GptConfig, ResnetConfig, WorkloadConfig};
+pub use crate::workload::Family;
+use crate::workload::{ReadFamily, WorkloadConfig};
 use error::nearest;
-
-/// A model family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// Decoder-only transformers.
-    Gpt,
-    /// Residual convolution nets.
-    Resnet,
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Family::Gpt => "gpt",
-            Family::Resnet => "resnet",
-        })
-    }
-}
 
 /// A family's configuration file, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,8 +29,10 @@ pub struct FamilyConfig {
     pub path: PathBuf,
     /// The family of all its workloads.
     pub family: Family,
-    /// The members, by name.
+    /// The members that have a name, by it.
     pub workloads: BTreeMap<String, WorkloadConfig>,
+    /// The ranges that more members can be drawn from.
+    pub members: Option<Members>,
     /// What the agent trains on.
     pub randomisation: Randomisation,
     /// The whole file.
@@ -123,12 +108,37 @@ struct Head {
 struct Document<W> {
     family: Family,
     workloads: BTreeMap<String, W>,
+    members: Option<Members>,
     randomisation: Randomisation,
     #[serde(default, rename = "ppo")]
     _ppo: serde::de::IgnoredAny,
     #[serde(default, rename = "evolution")]
     _evolution: serde::de::IgnoredAny,
     evaluation: Evaluation,
+}
+
+/// Reads a whole file for one family.
+struct ReadDocument<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl ReadFamily for ReadDocument<'_> {
+    type Output = Result<FamilyConfig, ConfigError>;
+
+    fn read<C: DeserializeOwned>(self, wrap: fn(C) -> WorkloadConfig) -> Self::Output {
+        let ReadDocument { path, text } = self;
+        let document: Document<C> = toml::from_str(text).map_err(|error| ConfigError::malformed(path, text, error))?;
+        Ok(FamilyConfig {
+            path: path.to_owned(),
+            family: document.family,
+            workloads: document.workloads.into_iter().map(|(name, config)| (name, wrap(config))).collect(),
+            members: document.members,
+            randomisation: document.randomisation,
+            text: text.to_owned(),
+            evaluation: document.evaluation,
+        })
+    }
 }
 
 impl FamilyConfig {
@@ -142,10 +152,7 @@ impl FamilyConfig {
     /// Checks `text`, which was read at `path`.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let head: Head = toml::from_str(text).map_err(|error| ConfigError::malformed(path, text, error))?;
-        let config = match head.family {
-            Family::Gpt => Self::of::<GptConfig>(path, text, WorkloadConfig::Gpt)?,
-            Family::Resnet => Self::of::<ResnetConfig>(path, text, WorkloadConfig::Resnet)?,
-        };
+        let config = head.family.read(ReadDocument { path, text })?;
         config.check().map_err(|(key, problem)| ConfigError::at_key(path, text, key, problem))?;
         Ok(config)
     }
@@ -162,18 +169,6 @@ impl FamilyConfig {
 
     fn part<P: DeserializeOwned>(&self) -> Result<P, ConfigError> {
         toml::from_str(&self.text).map_err(|error| ConfigError::malformed(&self.path, &self.text, error))
-    }
-
-    fn of<W: DeserializeOwned>(path: &Path, text: &str, wrap: fn(W) -> WorkloadConfig) -> Result<Self, ConfigError> {
-        let document: Document<W> = toml::from_str(text).map_err(|error| ConfigError::malformed(path, text, error))?;
-        Ok(FamilyConfig {
-            path: path.to_owned(),
-            family: document.family,
-            workloads: document.workloads.into_iter().map(|(name, config)| (name, wrap(config))).collect(),
-            randomisation: document.randomisation,
-            text: text.to_owned(),
-            evaluation: document.evaluation,
-        })
     }
 
     /// The workload of that name.
@@ -202,6 +197,7 @@ impl FamilyConfig {
             require(key, !names.is_empty(), "must name at least one workload")?;
             names.iter().try_for_each(|name| self.find(name).map(drop)).map_err(|problem| (key(), problem))?;
         }
+        self.members.as_ref().map_or(Ok(()), |members| members::check(self.family, members))?;
         let Randomisation { budget_share: [least, most], link: [slowest, fastest], .. } = self.randomisation;
         let Randomisation { contention_ns_per_byte: [lightest, heaviest], cost_noise, .. } = self.randomisation;
         let share = 0.0 < least && least <= most && most.is_finite();

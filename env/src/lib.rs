@@ -9,6 +9,7 @@
 pub mod config;
 pub mod device;
 pub mod environment;
+pub mod hardware;
 pub mod instance;
 pub mod predicted;
 pub mod real;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::recording::{WARM_UP, record};
-use plimsoll_env::workload::{Workload, WorkloadConfig};
+use plimsoll_env::workload::{Family, Workload, WorkloadConfig};
 use plimsoll_env::{Domain, Instance};
 use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::torch::{Executor, HostEngine, IterationReport, Session};
@@ -42,8 +42,9 @@ pub fn shipped(family: &str) -> FamilyConfig {
 
 /// A workload of a shipped configuration.
 pub fn shipped_workload(name: &str) -> WorkloadConfig {
-    let family = if name.starts_with("gpt") { "gpt" } else { "resnet" };
-    shipped(family).workload(name).unwrap_or_else(|error| panic!("{error}")).clone()
+    let shipped = Family::ALL.iter().map(|family| shipped(family.name()));
+    let mut named = shipped.filter_map(|mut config| config.workloads.remove(name));
+    named.next().unwrap_or_else(|| panic!("no shipped configuration has a workload {name}"))
 }
 
 /// Builds a workload on the CPU. The session comes first, so that every byte of the model is counted.

@@ -6,7 +6,21 @@ use plimsoll_runtime::{Plan, Timeline, Trace};
 use plimsoll_tests::{Recorded, fast_link, one_at_a_time, shipped_workload};
 use tch::Tensor;
 
-const WORKLOADS: [&str; 4] = ["gpt-tiny", "gpt-tiny-fused", "resnet-tiny", "resnet-tiny-deep"];
+const WORKLOADS: [&str; 13] = [
+    "gpt-tiny",
+    "gpt-tiny-fused",
+    "bert-tiny",
+    "vit-tiny",
+    "lstm-tiny",
+    "resnet-tiny",
+    "resnet-tiny-deep",
+    "vgg-tiny",
+    "densenet-tiny",
+    "mobilenet-tiny",
+    "squeezenet-tiny",
+    "unet-tiny",
+    "autoencoder-tiny",
+];
 
 fn size_of(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
@@ -25,6 +39,27 @@ fn take_all(mut from: Vec<u64>, wanted: &[u64], what: &str) {
     for bytes in wanted {
         let found = from.iter().position(|other| other == bytes);
         from.remove(found.unwrap_or_else(|| panic!("{what}: a storage of {bytes} bytes is missing among {from:?}")));
+    }
+}
+
+/// How many times the optimizer keeps as much as the parameters, and the bytes of a batch. Momentum is as large as the
+/// parameters; Adam keeps two moments.
+fn moments_and_input(config: &WorkloadConfig) -> (usize, u64) {
+    let text = |batch: i64, sequence: i64| (2, (batch * sequence * 8) as u64);
+    let pictures =
+        |moments, batch: i64, channels: i64, size: i64| (moments, (batch * channels * size * size * 4) as u64);
+    match config {
+        WorkloadConfig::Gpt(config) => text(config.batch, config.sequence),
+        WorkloadConfig::Bert(config) => text(config.batch, config.sequence),
+        WorkloadConfig::Lstm(config) => text(config.batch, config.sequence),
+        WorkloadConfig::Vit(config) => pictures(2, config.batch, 3, config.image_size),
+        WorkloadConfig::Unet(config) => pictures(2, config.batch, 1, config.image_size),
+        WorkloadConfig::Autoencoder(config) => pictures(2, config.batch, 3, config.image_size),
+        WorkloadConfig::Resnet(config) => pictures(1, config.batch, 3, config.image_size),
+        WorkloadConfig::Vgg(config) => pictures(1, config.batch, 3, config.image_size),
+        WorkloadConfig::Densenet(config) => pictures(1, config.batch, 3, config.image_size),
+        WorkloadConfig::Mobilenet(config) => pictures(1, config.batch, 3, config.image_size),
+        WorkloadConfig::Inception(config) => pictures(1, config.batch, 3, config.image_size),
     }
 }
 
@@ -83,13 +118,7 @@ fn every_storage_is_known_for_what_it_is() {
         let parameters: Vec<u64> = recorded.workload.trainable().iter().map(size_of).collect();
         take_all(sizes(trace, Class::Parameter), &parameters, &format!("{name}, parameters"));
         take_all(sizes(trace, Class::Gradient), &parameters, &format!("{name}, gradients"));
-        // Momentum is as large as the parameters; Adam keeps two moments.
-        let (moments, input) = match &config {
-            WorkloadConfig::Gpt(config) => (2, (config.batch * config.sequence * 8) as u64),
-            WorkloadConfig::Resnet(config) => {
-                (1, (config.batch * 3 * config.image_size * config.image_size * 4) as u64)
-            }
-        };
+        let (moments, input) = moments_and_input(&config);
         take_all(sizes(trace, Class::OptimizerState), &parameters.repeat(moments), &format!("{name}, optimizer"));
         assert!(sizes(trace, Class::Input).contains(&input), "{name}: no input of {input} bytes");
         let activations: u64 = sizes(trace, Class::Activation).iter().sum();

@@ -55,7 +55,7 @@ impl ConfigError {
         &self.problem
     }
 
-    pub(super) fn unreadable(path: &Path, error: io::Error) -> Self {
+    pub(crate) fn unreadable(path: &Path, error: io::Error) -> Self {
         Self::in_file(path, Problem::Unreadable(error))
     }
 
@@ -63,15 +63,22 @@ impl ConfigError {
         ConfigError { path: path.to_owned(), line: None, key: None, problem }
     }
 
-    pub(super) fn at_key(path: &Path, text: &str, key: String, problem: Problem) -> Self {
+    pub(crate) fn at_key(path: &Path, text: &str, key: String, problem: Problem) -> Self {
         ConfigError { path: path.to_owned(), line: line_of(text, &key), key: Some(key), problem }
     }
 
-    pub(super) fn malformed(path: &Path, text: &str, error: toml::de::Error) -> Self {
+    pub(crate) fn malformed(path: &Path, text: &str, error: toml::de::Error) -> Self {
         let line = error.span().map(|span| line_at(text, span.start));
         let key = line.and_then(|line| key_at(text, line));
-        let problem = unknown_key(error.message()).unwrap_or_else(|| Problem::Malformed(one_line(error.message())));
+        let problem = Problem::of_message(error.message());
         ConfigError { path: path.to_owned(), line, key, problem }
+    }
+}
+
+impl Problem {
+    /// What a parser's message says.
+    pub(super) fn of_message(message: &str) -> Self {
+        unknown_key(message).unwrap_or_else(|| Problem::Malformed(one_line(message)))
     }
 }
 

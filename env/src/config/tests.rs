@@ -1,12 +1,20 @@
 //! What a configuration may hold, and what is said about one that may not.
 
+use std::collections::BTreeSet;
+
 use super::*;
+use crate::workload::GptConfig;
 
 const GPT: &str = include_str!("../../../configs/gpt.toml");
-const RESNET: &str = include_str!("../../../configs/resnet.toml");
 
 fn parse(text: &str) -> Result<FamilyConfig, ConfigError> {
     FamilyConfig::parse(Path::new("a.toml"), text)
+}
+
+/// The shipped configuration of `family`.
+fn shipped(family: Family) -> FamilyConfig {
+    let path = format!("{}/../configs/{family}.toml", env!("CARGO_MANIFEST_DIR"));
+    FamilyConfig::load(path).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// What is said when `good` in the shipped gpt configuration becomes `bad`.
@@ -22,11 +30,76 @@ fn line(needle: &str) -> usize {
 
 #[test]
 fn shipped_configurations_are_valid() {
-    for (text, family) in [(GPT, Family::Gpt), (RESNET, Family::Resnet)] {
-        let config = parse(text).unwrap_or_else(|error| panic!("{error}"));
+    for &family in Family::ALL {
+        let config = shipped(family);
         assert_eq!(config.family, family);
         assert_eq!(config.evaluation.actions, ActionSet::ALL);
+        for (name, workload) in &config.workloads {
+            assert_eq!(workload.family(), family, "{name}");
+        }
     }
+}
+
+#[test]
+fn drawn_members_are_valid_small_and_different() {
+    for &family in Family::ALL {
+        let config = shipped(family);
+        let flops_max = config.members.as_ref().unwrap().flops_max;
+        let [trained, held_out] = [Split::Train, Split::HeldOut].map(|split| config.members(split, 8, 1).unwrap());
+        let mut names = BTreeSet::new();
+        for (name, member) in trained.iter().chain(&held_out) {
+            assert_eq!(member.family(), family, "{name}");
+            assert_eq!(member.validate(), Ok(()), "{name}");
+            assert!((1e6..=flops_max).contains(&member.flops()), "{name} takes {} flops", member.flops());
+            assert!(names.insert(name), "{name} was drawn twice");
+        }
+        assert_eq!(config.members(Split::Train, 8, 1).unwrap(), trained, "the same seed gives the same members");
+        assert_ne!(config.members(Split::Train, 8, 2).unwrap(), trained, "another seed gives others");
+    }
+}
+
+#[test]
+fn drawn_members_say_their_structure_and_are_split_by_it() {
+    let config = parse(GPT).unwrap();
+    for split in [Split::Train, Split::HeldOut] {
+        for (name, member) in config.members(split, 20, 3).unwrap() {
+            let WorkloadConfig::Gpt(GptConfig { layers, width, heads, sequence, batch, .. }) = member else {
+                panic!("{name} is no gpt")
+            };
+            assert_eq!(name, format!("gpt-d{layers}-w{width}-h{heads}-s{sequence}-b{batch}"));
+            let trained = split == Split::Train;
+            assert_eq!((2..=6).contains(&layers), trained, "{name}");
+            assert_eq!([64, 128, 192].contains(&width), trained, "{name}");
+            assert_eq!([64, 96, 128].contains(&sequence), trained, "{name}");
+            assert_eq!((4..=12).contains(&batch), trained, "{name}");
+        }
+    }
+}
+
+#[test]
+fn ranges_that_make_no_sense_are_refused() {
+    let meets = refusal("layers = { uniform = [7, 10] }", "layers = { uniform = [6, 10] }");
+    assert!(meets.contains("members.held_out.layers: must hold no value that members.train holds"), "{meets}");
+    let line = GPT.lines().position(|line| line.starts_with("layers = { uniform = [7")).unwrap() + 1;
+    assert!(meets.starts_with(&format!("a.toml:{line}: ")), "{meets}");
+    let unknown = refusal("layers = { uniform = [2, 6] }", "layers = 4\nlayres = 4");
+    assert!(unknown.contains("members.train.layres: unknown key `layres`, did you mean `layers`?"), "{unknown}");
+    let invalid = refusal("heads = { choice = [2, 4] }", "heads = 5");
+    assert!(
+        invalid.contains("members.train: must hold 1 members, holds 0; others were refused, for heads"),
+        "{invalid}"
+    );
+    let costly = refusal("flops_max = 2e10", "flops_max = 1e3");
+    assert!(costly.contains("holds 0; others were refused, for gpt-d"), "{costly}");
+    let range = refusal("layers = { uniform = [2, 6] }", "layers = { unifrom = [2, 6] }");
+    assert!(range.contains("members.train.layers: expected a value, ") && range.contains("found `unifrom`"), "{range}");
+}
+
+#[test]
+fn more_members_than_ranges_hold_are_refused() {
+    let config = parse(&GPT.replacen("layers = { uniform = [7, 10] }", "layers = 7", 1)).unwrap();
+    let error = config.members(Split::HeldOut, 1000, 0).unwrap_err().to_string();
+    assert!(error.contains("members.held_out: must hold 1000 members, holds "), "{error}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::f32::consts::{PI, TAU};
 
 use rand::{Rng, RngExt};
 use rand_distr::{Distribution, StandardNormal};
+use tch::{Device, TchError, Tensor};
 
 /// Stripes across the width of a picture.
 const STRIPES: f32 = 4.0;
@@ -30,6 +31,14 @@ impl Gratings {
     /// Square pictures of `size` pixels a side, in so many classes.
     pub fn new(classes: i64, size: i64) -> Self {
         Gratings { classes: classes as usize, size: size as usize }
+    }
+
+    /// Draws new pictures, `[batch, 3, size, size]`, and their classes, `[batch]`.
+    pub fn batch(&self, draw: &mut impl Rng, batch: i64, device: Device) -> Result<(Tensor, Tensor), TchError> {
+        let cut = self.cut(draw, batch as usize);
+        let shape = [batch, 3, self.size as i64, self.size as i64];
+        let pictures = Tensor::f_from_slice(&cut.pixels)?.f_view(shape)?.f_to_device(device)?;
+        Ok((pictures, Tensor::f_from_slice(&cut.labels)?.f_to_device(device)?))
     }
 
     /// Draws `batch` new pictures. Class, phase and noise are random; the class sets the direction.

@@ -1,25 +1,53 @@
 //! Model families as real training loops on `tch`, written as a user would write them.
 //!
 //! A workload knows nothing of budgets, plans or recording: those act below it. Every operator that an
-//! iteration runs is called through its fallible form, so an allocation that the budget refuses comes back
-//! as an error.
+//! iteration runs is called through its fallible form, or with its panic caught, so an allocation that the
+//! budget refuses comes back as an error.
 //!
 //! Everything random is drawn from the seed: parameters, batches and dropout. libtorch's own generator is
 //! shared by the whole process, so each iteration seeds it anew, and losses do not depend on what else ran
 //! before; but two workloads must not run at the same time.
+//!
+//! A family is one file, which says what its configuration holds and what model it makes, and one line in
+//! `family.rs`.
 
+mod autoencoder;
+mod bert;
 mod cifar;
+mod densenet;
+mod discs;
+mod family;
 mod gpt;
 mod gratings;
+mod inception;
+mod layers;
+mod lstm;
+mod mobilenet;
+mod pictures;
 mod resnet;
 mod text;
 mod training;
+mod transformer;
+mod unet;
+mod vgg;
+mod vit;
 
+pub use autoencoder::AutoencoderConfig;
+pub use bert::BertConfig;
+pub use densenet::{DensenetArch, DensenetConfig};
+pub(crate) use family::ReadFamily;
+pub use family::{Family, WorkloadConfig};
 pub use gpt::GptConfig;
+pub use inception::{InceptionArch, InceptionConfig};
+pub use lstm::LstmConfig;
+pub use mobilenet::{MobilenetArch, MobilenetConfig};
+pub use pictures::PictureConfig;
 pub use resnet::{Arch, ResnetConfig};
+pub use unet::UnetConfig;
+pub use vgg::{VggArch, VggConfig};
+pub use vit::VitConfig;
 
-use serde::{Deserialize, Serialize};
-use tch::{Device, TchError, Tensor};
+use tch::{TchError, Tensor};
 
 /// A training loop to be placed.
 pub trait Workload {
@@ -43,53 +71,6 @@ pub trait Workload {
     fn trainable(&self) -> Vec<Tensor>;
 }
 
-/// What a workload is made from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "family", rename_all = "lowercase")]
-pub enum WorkloadConfig {
-    /// A decoder-only transformer.
-    Gpt(GptConfig),
-    /// A residual convolution net.
-    Resnet(ResnetConfig),
-}
-
-impl WorkloadConfig {
-    /// Builds the workload `name` on `device`.
-    ///
-    /// The same seed gives the same bits in every run on the same machine. Parameters are made by `tch`'s
-    /// layers, which panic where the device has no room for them.
-    pub fn build(&self, name: &str, device: Device, seed: u64) -> Result<Box<dyn Workload>, TchError> {
-        Ok(match self {
-            WorkloadConfig::Gpt(config) => Box::new(gpt::Gpt::new(config, name, device, seed)?),
-            WorkloadConfig::Resnet(config) => Box::new(resnet::Resnet::new(config, name, device, seed)?),
-        })
-    }
-
-    /// Samples in a batch.
-    pub fn batch(&self) -> i64 {
-        match self {
-            WorkloadConfig::Gpt(config) => config.batch,
-            WorkloadConfig::Resnet(config) => config.batch,
-        }
-    }
-
-    /// The same workload with another batch size.
-    pub fn with_batch(&self, batch: i64) -> Self {
-        match self.clone() {
-            WorkloadConfig::Gpt(config) => WorkloadConfig::Gpt(GptConfig { batch, ..config }),
-            WorkloadConfig::Resnet(config) => WorkloadConfig::Resnet(ResnetConfig { batch, ..config }),
-        }
-    }
-
-    /// Says which key holds a value that no workload can have.
-    pub fn validate(&self) -> Result<(), Implausible> {
-        match self {
-            WorkloadConfig::Gpt(config) => config.validate(),
-            WorkloadConfig::Resnet(config) => config.validate(),
-        }
-    }
-}
-
 /// A key with a value that no workload can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {rule}")]
@@ -105,10 +86,26 @@ fn require(key: &'static str, holds: bool, rule: impl Into<String>) -> Result<()
     if holds { Ok(()) } else { Err(Implausible { key, rule: rule.into() }) }
 }
 
-/// Refuses the first of `sizes` that is not at least one.
-fn require_positive(sizes: &[(&'static str, i64)]) -> Result<(), Implausible> {
-    sizes.iter().try_for_each(|&(key, size)| require(key, size >= 1, format!("must be at least 1, is {size}")))
+/// Largest size that is taken. It is far beyond any machine, and products of a few sizes stay within 64 bits.
+const SIZE_MAX: i64 = 1 << 14;
+
+/// Refuses the first of `sizes` that no dimension of a model has.
+fn require_sizes(sizes: &[(&'static str, i64)]) -> Result<(), Implausible> {
+    sizes.iter().try_for_each(|&(key, size)| {
+        require(key, (1..=SIZE_MAX).contains(&size), format!("must be between 1 and {SIZE_MAX}, is {size}"))
+    })
+}
+
+/// Refuses a learning rate that teaches nothing.
+fn require_learning_rate(learning_rate: f64) -> Result<(), Implausible> {
+    let holds = learning_rate > 0.0 && learning_rate.is_finite();
+    require("learning_rate", holds, format!("must be above 0, is {learning_rate}"))
+}
+
+/// Refuses a share (of dropped features, say) that leaves nothing.
+fn require_share(key: &'static str, share: f64) -> Result<(), Implausible> {
+    require(key, (0.0..1.0).contains(&share), format!("must be at least 0 and below 1, is {share}"))
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

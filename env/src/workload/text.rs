@@ -1,6 +1,7 @@
 //! A text to learn character by character.
 
 use rand::{Rng, RngExt};
+use tch::{Device, TchError, Tensor};
 
 /// Cicero, *De finibus bonorum et malorum*, book 1 (see `env/data/README.md`).
 const DE_FINIBUS: &str = include_str!("../../data/de-finibus-1.txt");
@@ -20,7 +21,7 @@ pub(super) struct TextBatch {
 }
 
 impl Text {
-    /// The text that the `gpt` family learns.
+    /// The text that families of language models learn.
     pub fn de_finibus() -> Self {
         let mut alphabet: Vec<char> = DE_FINIBUS.chars().collect();
         alphabet.sort_unstable();
@@ -35,16 +36,24 @@ impl Text {
         self.alphabet.len() as i64
     }
 
-    /// How many characters the text has.
-    pub fn len(&self) -> usize {
-        self.tokens.len()
+    /// Cuts passages `[batch, sequence]`, and the character after each of theirs, `[batch × sequence]`.
+    pub fn batch(
+        &self,
+        draw: &mut impl Rng,
+        batch: i64,
+        sequence: i64,
+        device: Device,
+    ) -> Result<(Tensor, Tensor), TchError> {
+        let cut = self.cut(draw, batch as usize, sequence as usize);
+        let inputs = Tensor::f_from_slice(&cut.inputs)?.f_view([batch, sequence])?.f_to_device(device)?;
+        Ok((inputs, Tensor::f_from_slice(&cut.targets)?.f_to_device(device)?))
     }
 
     /// Cuts `batch` passages of `sequence` characters, each from where `draw` says.
     pub fn cut(&self, draw: &mut impl Rng, batch: usize, sequence: usize) -> TextBatch {
         let mut cut = TextBatch { inputs: Vec::new(), targets: Vec::new() };
         for _ in 0..batch {
-            let start = draw.random_range(0..self.len() - sequence);
+            let start = draw.random_range(0..self.tokens.len() - sequence);
             cut.inputs.extend_from_slice(&self.tokens[start..start + sequence]);
             cut.targets.extend_from_slice(&self.tokens[start + 1..start + sequence + 1]);
         }
@@ -79,7 +88,7 @@ mod tests {
     #[test]
     fn the_longest_passage_fits() {
         let text = Text::de_finibus();
-        let batch = text.cut(&mut ChaCha8Rng::seed_from_u64(1), 1, text.len() - 1);
+        let batch = text.cut(&mut ChaCha8Rng::seed_from_u64(1), 1, text.tokens.len() - 1);
         assert_eq!(batch.targets.last(), text.tokens.last());
     }
 }
