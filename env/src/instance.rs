@@ -29,7 +29,7 @@ impl Instance {
         Problem {
             trace: &self.trace,
             lineage: &self.lineage,
-            link: self.link,
+            tiers: self.link.into(),
             budget_bytes: self.budget_bytes,
             actions: self.actions,
         }

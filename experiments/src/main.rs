@@ -1,7 +1,7 @@
 //! The `plimsoll` command.
 
-mod agreement;
 mod advice;
+mod agreement;
 mod behaviour;
 mod chosen;
 mod chrome;

@@ -81,7 +81,7 @@ pub struct Reserved {
 
 /// What `plan` makes every model of an allocator reserve.
 fn reserved(problem: &Problem<'_>, plan: &Plan) -> Vec<Reserved> {
-    let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.link);
+    let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
     let (schedule, _) = timeline.schedule(plan, problem.budget_bytes);
     let requests = Requests::of(problem.trace, problem.lineage, &schedule);
     let serve = |model: Model| {
@@ -105,7 +105,7 @@ impl PointResult {
             workload: problem.trace.workload.clone(),
             policy: policy.to_owned(),
             decided_by: decided.by.to_owned(),
-            link_bytes_per_s: problem.link.offload_bytes_per_s,
+            link_bytes_per_s: problem.tiers.host.offload_bytes_per_s,
             link_emulated,
             budget_bytes: problem.budget_bytes,
             keep_all_peak_bytes: problem.trace.peak_bytes,

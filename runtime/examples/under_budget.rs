@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let lineage = Lineage::of(&trace);
     let link = HostEngine::probe();
     let budget_bytes = trace.peak_bytes * 9 / 10;
-    let problem = Problem { trace: &trace, lineage: &lineage, link, budget_bytes, actions: ActionSet::ALL };
+    let problem =
+        Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
     let planned = match std::env::args().nth(1) {
         Some(path) => plan_learned(problem, &PolicyFile::load(path)?.into_policy(), 8).planned,
         None => plan(problem, &mut Dtr),

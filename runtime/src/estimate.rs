@@ -1,8 +1,9 @@
 //! What evicting a storage would cost, given what is evicted already: the facts and features of candidates.
 
+use crate::hardware::Tier;
 use crate::lineage::{Lineage, VersionId, WindowId};
 use crate::observation::{Candidate, FEATURES};
-use crate::plan::{Action, Plan};
+use crate::plan::Action;
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
 
@@ -14,6 +15,10 @@ pub(crate) struct Estimator {
     /// Prefetch time claimed by swapped windows that end before each operator index, running total.
     prefetch_claimed_ns: Vec<u64>,
     offload_claimed_ns: u64,
+    /// Whether anything is dropped at the pressure point.
+    has_dropped: bool,
+    /// Per window: time to rebuild it where nothing is dropped, once it is known.
+    undropped_ns: Vec<Option<u64>>,
     visited: Vec<u32>,
     visit: u32,
     stack: Vec<VersionId>,
@@ -26,6 +31,8 @@ impl Estimator {
         Estimator {
             prefetch_claimed_ns: vec![0; problem.trace.operators.len() + 2],
             offload_claimed_ns: 0,
+            has_dropped: false,
+            undropped_ns: vec![None; problem.lineage.windows().len()],
             visited: vec![0; problem.lineage.versions().len()],
             visit: 0,
             stack: Vec::new(),
@@ -35,24 +42,26 @@ impl Estimator {
     }
 
     /// Adds up what the copy channels were given.
-    pub(crate) fn look(&mut self, problem: &Problem<'_>, timeline: &Timeline<'_>, plan: &Plan, operator: usize) {
+    pub(crate) fn look(&mut self, problem: &Problem<'_>, timeline: &Timeline<'_>, operator: usize) {
         let copies = timeline.copies();
+        self.has_dropped = timeline.has_dropped();
         self.prefetch_claimed_ns.fill(0);
         self.offload_claimed_ns = 0;
-        for (window, &action) in problem.lineage.windows().iter().zip(plan.actions()) {
-            if action == Action::Swap {
+        for &id in timeline.evicted() {
+            let window = problem.lineage.window(id);
+            if timeline.actions()[id.index()] == Action::Swap {
+                let tier = timeline.placement().tier(id);
                 if (window.start as usize) <= operator {
-                    self.offload_claimed_ns += copies.offload_ns(window.storage);
+                    self.offload_claimed_ns += copies.offload_ns(window.storage, tier);
                 }
                 if window.used_again {
-                    self.prefetch_claimed_ns[window.end as usize + 1] += copies.prefetch_ns(window.storage);
+                    self.prefetch_claimed_ns[window.end as usize + 1] += copies.prefetch_ns(window.storage, tier);
                 }
             }
         }
         for index in 1..self.prefetch_claimed_ns.len() {
             self.prefetch_claimed_ns[index] += self.prefetch_claimed_ns[index - 1];
         }
-        debug_assert!(timeline.open_windows().iter().all(|&window| plan.action(window) == Action::Keep));
     }
 
     /// Prefetch time claimed between the pressure point and operator index `end`, that included.
@@ -69,14 +78,16 @@ impl Estimator {
     ) -> Candidate {
         let (lineage, copies) = (problem.lineage, timeline.copies());
         let window = lineage.window(id);
-        let bytes = problem.trace.storages[window.storage.index()].bytes;
+        let bytes = lineage.bytes(window.storage);
         let idle_since_ns = if window.start == 0 { 0 } else { timeline.finished_ns(window.start as usize - 1) };
         let now_ns = timeline.now_ns();
         let staleness_ns = now_ns - idle_since_ns.min(now_ns);
         let end_ns = lineage.start_ns(window.end as usize);
         let to_use_ns = end_ns.saturating_sub(lineage.start_ns(operator));
-        let offload_ns = copies.offload_ns(window.storage);
-        let prefetch_ns = if window.used_again { copies.prefetch_ns(window.storage) } else { 0 };
+        let room = timeline.placement().room_for(window, bytes);
+        let tier = room.unwrap_or(Tier::Host);
+        let offload_ns = copies.offload_ns(window.storage, tier);
+        let prefetch_ns = if window.used_again { copies.prefetch_ns(window.storage, tier) } else { 0 };
         let offload_exposed_ns = (timeline.offload_free_ns().max(idle_since_ns) + offload_ns).saturating_sub(now_ns);
         let prefetch_exposed_ns = if window.used_again {
             let claimed = self.prefetch_claimed_until(operator, window.end as usize);
@@ -85,14 +96,24 @@ impl Estimator {
             0
         };
         let producer = lineage.version(window.version).producer;
-        let own_recompute_ns = producer.map_or(0, |producer| problem.trace.operators[producer.index()].cost_ns);
+        let own_recompute_ns = producer.map_or(0, |producer| lineage.cost_ns(producer));
         let can_recompute = window.recomputable && problem.actions.recompute;
         let recompute_ns = if can_recompute && window.used_again {
-            self.rebuild_ns(problem, timeline, window.version, window.end)
+            match self.undropped_ns[id.index()] {
+                Some(rebuild_ns) if !self.has_dropped => rebuild_ns,
+                _ => {
+                    let rebuild_ns = self.rebuild_ns(problem, timeline, window.version, window.end);
+                    if !self.has_dropped {
+                        self.undropped_ns[id.index()] = Some(rebuild_ns);
+                    }
+                    rebuild_ns
+                }
+            }
         } else {
             0
         };
-        let (dropped_children_bytes, dropped_children_ns) = dropped_children(problem, timeline, window.version);
+        let (dropped_children_bytes, dropped_children_ns) =
+            if self.has_dropped { dropped_children(problem, timeline, window.version) } else { (0, 0) };
         Candidate {
             window: id,
             bytes,
@@ -101,13 +122,13 @@ impl Estimator {
             to_use_ns,
             transfer_ns: offload_ns + prefetch_ns,
             swap_exposed_ns: offload_exposed_ns + prefetch_exposed_ns,
-            contention_ns: copies.contention_ns(window.storage) * if window.used_again { 2 } else { 1 },
+            contention_ns: copies.contention_ns(window.storage, tier) * if window.used_again { 2 } else { 1 },
             own_recompute_ns,
             recompute_ns,
             dropped_children_bytes,
             dropped_children_ns,
             used_again: window.used_again,
-            can_swap: problem.actions.swap,
+            can_swap: problem.actions.swap && room.is_some(),
             can_recompute,
         }
     }
@@ -123,7 +144,7 @@ impl Estimator {
         let (mut total, mut reruns) = (0, 0);
         while let Some(version) = self.stack.pop() {
             let Some(producer) = lineage.version(version).producer else { continue };
-            total += problem.trace.operators[producer.index()].cost_ns;
+            total += lineage.cost_ns(producer);
             reruns += 1;
             if reruns == ANCESTORS_MAX {
                 break;
@@ -233,12 +254,12 @@ fn dropped_children(problem: &Problem<'_>, timeline: &Timeline<'_>, version: Ver
         let mut feeds = false;
         for &output in lineage.replay_outputs(consumer) {
             if timeline.is_dropped(output) {
-                bytes += problem.trace.storages[lineage.version(output).storage.index()].bytes;
+                bytes += lineage.bytes(lineage.version(output).storage);
                 feeds = true;
             }
         }
         if feeds {
-            time += problem.trace.operators[consumer.index()].cost_ns;
+            time += lineage.cost_ns(consumer);
         }
     }
     (bytes, time)

@@ -1,8 +1,17 @@
-//! What copies cost.
+//! What copies cost, and how much the slow tiers hold.
 
 use serde::{Deserialize, Serialize};
 
 use crate::trace::{Storage, StorageId, Trace};
+
+/// Storages of at most this size that are copied before the same operator, to or from the same tier, move in one slab:
+/// the latency is paid once, and all of them are there when the last byte is. Below it the latency of a copy weighs
+/// more than its bytes on the links of today (10 µs at 25 GB/s are 250 kB).
+pub const SLAB_MEMBER_BYTES_MAX: u64 = 256 << 10;
+
+/// No single copy is taken to last longer, about 18 minutes: a link as slow as that, or of no bandwidth, is as good as
+/// none, and times stay far from overflow.
+const COPY_NS_MAX: u64 = 1 << 40;
 
 /// Where offloaded bytes go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -38,48 +47,146 @@ impl Link {
 
     /// Compute time that a copy of `bytes` costs.
     pub fn contention_ns(&self, bytes: u64) -> u64 {
-        (bytes as f64 * self.contention_ns_per_byte) as u64
+        ((bytes as f64 * self.contention_ns_per_byte) as u64).min(COPY_NS_MAX)
     }
 
     /// Time of one offload.
     pub fn offload_ns(&self, bytes: u64) -> u64 {
-        copy_ns(bytes, self.offload_bytes_per_s, self.latency_ns)
+        self.latency_ns() + transfer_ns(bytes, self.offload_bytes_per_s)
     }
 
     /// Time of one prefetch.
     pub fn prefetch_ns(&self, bytes: u64) -> u64 {
-        copy_ns(bytes, self.prefetch_bytes_per_s, self.latency_ns)
+        self.latency_ns() + transfer_ns(bytes, self.prefetch_bytes_per_s)
     }
+
+    fn latency_ns(&self) -> u64 {
+        self.latency_ns.min(COPY_NS_MAX)
+    }
+}
+
+/// A file that holds what the host's memory does not.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileTier {
+    /// The way to the file and back. It shares the device's channels with the way to the host.
+    pub link: Link,
+    /// Most bytes in it.
+    pub limit_bytes: u64,
+}
+
+/// Where offloaded bytes may go: to the host while its limit allows, else to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlowTiers {
+    /// The way to the host's memory and back.
+    pub host: Link,
+    /// Most bytes in the host's memory.
+    pub host_limit_bytes: u64,
+    /// The file, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<FileTier>,
+}
+
+impl From<Link> for SlowTiers {
+    /// The host alone, without a limit.
+    fn from(host: Link) -> Self {
+        SlowTiers { host, host_limit_bytes: u64::MAX, file: None }
+    }
+}
+
+impl SlowTiers {
+    /// Most bytes in `tier`: none in a tier that there is not.
+    pub fn limit_bytes(&self, tier: Tier) -> u64 {
+        match tier {
+            Tier::Host => self.host_limit_bytes,
+            Tier::File => self.file.map_or(0, |file| file.limit_bytes),
+        }
+    }
+
+    /// Whether the host takes whatever comes.
+    pub fn is_unlimited(&self) -> bool {
+        self.host_limit_bytes == u64::MAX
+    }
+}
+
+/// Time of a copy beside its latency.
+#[derive(Clone, Copy, Debug)]
+struct CopyTime {
+    offload_ns: u64,
+    prefetch_ns: u64,
+    contention_ns: u64,
 }
 
 /// What each storage of one trace takes to copy: looked up far more often than a link changes.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyTimes {
-    /// Offload, prefetch, and what either costs compute; per storage.
-    ns: Vec<(u64, u64, u64)>,
+    latency_ns: [u64; 2],
+    /// Per tier that there is, per storage.
+    times: [Vec<CopyTime>; 2],
 }
 
 impl CopyTimes {
-    pub(crate) fn of(trace: &Trace, link: &Link) -> Self {
-        let times = |&Storage { bytes, .. }: &Storage| {
-            (link.offload_ns(bytes), link.prefetch_ns(bytes), link.contention_ns(bytes))
+    pub(crate) fn of(trace: &Trace, tiers: SlowTiers) -> Self {
+        let times = |link: Link| {
+            let of_storage = |&Storage { bytes, .. }: &Storage| CopyTime {
+                offload_ns: transfer_ns(bytes, link.offload_bytes_per_s),
+                prefetch_ns: transfer_ns(bytes, link.prefetch_bytes_per_s),
+                contention_ns: link.contention_ns(bytes),
+            };
+            trace.storages.iter().map(of_storage).collect()
         };
-        CopyTimes { ns: trace.storages.iter().map(times).collect() }
+        let file = tiers.file.map(|file| file.link);
+        CopyTimes {
+            latency_ns: [tiers.host.latency_ns(), file.map_or(0, |link| link.latency_ns())],
+            times: [times(tiers.host), file.map_or(Vec::new(), times)],
+        }
     }
 
-    pub(crate) fn offload_ns(&self, storage: StorageId) -> u64 {
-        self.ns[storage.index()].0
+    pub(crate) fn latency_ns(&self, tier: Tier) -> u64 {
+        self.latency_ns[tier as usize]
     }
 
-    pub(crate) fn prefetch_ns(&self, storage: StorageId) -> u64 {
-        self.ns[storage.index()].1
+    /// Time of an offload beside the latency.
+    pub(crate) fn offload_transfer_ns(&self, storage: StorageId, tier: Tier) -> u64 {
+        self.times[tier as usize][storage.index()].offload_ns
     }
 
-    pub(crate) fn contention_ns(&self, storage: StorageId) -> u64 {
-        self.ns[storage.index()].2
+    /// Time of a prefetch beside the latency.
+    pub(crate) fn prefetch_transfer_ns(&self, storage: StorageId, tier: Tier) -> u64 {
+        self.times[tier as usize][storage.index()].prefetch_ns
+    }
+
+    pub(crate) fn offload_ns(&self, storage: StorageId, tier: Tier) -> u64 {
+        self.latency_ns(tier) + self.offload_transfer_ns(storage, tier)
+    }
+
+    pub(crate) fn prefetch_ns(&self, storage: StorageId, tier: Tier) -> u64 {
+        self.latency_ns(tier) + self.prefetch_transfer_ns(storage, tier)
+    }
+
+    pub(crate) fn contention_ns(&self, storage: StorageId, tier: Tier) -> u64 {
+        self.times[tier as usize][storage.index()].contention_ns
     }
 }
 
-fn copy_ns(bytes: u64, bytes_per_s: f64, latency_ns: u64) -> u64 {
-    latency_ns + (bytes as f64 / bytes_per_s * 1e9) as u64
+fn transfer_ns(bytes: u64, bytes_per_s: f64) -> u64 {
+    if bytes_per_s > 0.0 { ((bytes as f64 / bytes_per_s * 1e9) as u64).min(COPY_NS_MAX) } else { COPY_NS_MAX }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_of_no_or_absurd_bandwidth_takes_long_and_not_for_ever() {
+        for bytes_per_s in [0.0, -1.0, f64::NAN, 1e-300] {
+            let link = Link { contention_ns_per_byte: f64::MAX, ..Link::symmetric(bytes_per_s, u64::MAX) };
+            assert_eq!(link.offload_ns(1 << 30), 2 * COPY_NS_MAX, "{bytes_per_s}");
+            assert_eq!(link.prefetch_ns(1 << 30), 2 * COPY_NS_MAX, "{bytes_per_s}");
+            assert_eq!(link.contention_ns(1 << 30), COPY_NS_MAX);
+        }
+        assert_eq!(Link::symmetric(f64::INFINITY, 7).offload_ns(1 << 30), 7);
+        assert_eq!(Link::symmetric(2e9, 5).prefetch_ns(4_000), 2_005);
+    }
 }

@@ -5,6 +5,7 @@
 //! that policies share, the baselines, and, with the feature `torch`, what records and drives a real libtorch
 //! program. This crate knows nothing of how a policy is learned.
 
+mod agenda;
 pub mod allocators;
 pub mod baselines;
 mod estimate;
@@ -16,14 +17,17 @@ pub mod lineage;
 mod moment;
 pub mod network;
 pub mod observation;
+mod placement;
 pub mod plan;
 pub mod planner;
 pub mod playback;
 pub mod policy;
 pub mod policy_file;
 mod prefetch;
+mod profile;
 mod random;
 pub mod schedule;
+mod slack;
 pub mod sweep;
 pub mod timeline;
 pub mod timetable;
@@ -32,7 +36,7 @@ pub mod torch;
 pub mod trace;
 
 pub use file::{FileError, FileKind};
-pub use hardware::Link;
+pub use hardware::{Link, SlowTiers};
 pub use learned::LearnedPolicy;
 pub use lineage::Lineage;
 pub use plan::{Action, ActionSet, Plan, PlanFile};
@@ -41,5 +45,5 @@ pub use policy::{Choice, Policy};
 pub use policy_file::PolicyFile;
 pub use schedule::Schedule;
 pub use sweep::{Problem, Sweep};
-pub use timeline::{Prediction, Timeline};
+pub use timeline::{Explanation, Prediction, Timeline};
 pub use trace::Trace;

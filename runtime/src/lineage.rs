@@ -5,6 +5,9 @@
 //! recipe that reads the old version of its own storage would otherwise be a cycle. A version without a
 //! replayable producer is a *root*; it can be swapped, never rebuilt. Nothing here depends on a budget.
 
+use std::ops::Range;
+
+use crate::profile::Profile;
 use crate::trace::{AccessMode, OperatorId, StorageId, Trace};
 
 /// Storages below this size are never evicted: they are cheap to keep, and some hold sizes and scalars that
@@ -40,11 +43,13 @@ pub struct Version {
     pub storage: StorageId,
     /// The operator that rebuilds it, or none for a root.
     pub producer: Option<OperatorId>,
+    /// The first operator index before which the storage holds this version.
+    pub since: u32,
     /// The last operator index before which the storage still holds this version: the index of the operator
     /// that overwrites it, or after which the program frees it; the number of operators if it survives.
     pub until: u32,
-    /// The last operator index before which it can be rebuilt from roots that are all still intact; `None`
-    /// for a root.
+    /// The last operator index before which it can be rebuilt, from roots and from versions that can no longer be
+    /// rebuilt themselves but that their storages still hold; `None` for a root.
     pub rebuildable_until: Option<u32>,
 }
 
@@ -64,6 +69,13 @@ pub struct Window {
     pub used_again: bool,
     /// Whether it may be dropped and rebuilt.
     pub recomputable: bool,
+}
+
+impl Window {
+    /// The operator index that ends it: of the access, or of the operator after which its storage is freed.
+    pub const fn last_operator(&self) -> usize {
+        if self.used_again { self.end as usize } else { self.end as usize - 1 }
+    }
 }
 
 /// Lists of different lengths in one array.
@@ -107,11 +119,16 @@ pub struct Lineage {
     consumers: Lists<OperatorId>,
     windows_starting: Lists<WindowId>,
     windows_ending: Lists<WindowId>,
+    #[cfg_attr(not(feature = "torch"), expect(dead_code))]
     initial_versions: Vec<VersionId>,
+    #[cfg_attr(not(feature = "torch"), expect(dead_code))]
     writes: Lists<VersionId>,
+    storage_bytes: Vec<u64>,
     demand_bytes: Vec<u64>,
     keep_all_bytes: Vec<u64>,
+    profile: Profile,
     start_ns: Vec<u64>,
+    end_ns: Vec<u64>,
 }
 
 impl Lineage {
@@ -166,11 +183,13 @@ impl Lineage {
     }
 
     /// Versions that storages come to hold because of operator `index`, replayable or not.
+    #[cfg(feature = "torch")]
     pub(crate) fn writes(&self, index: usize) -> &[VersionId] {
         self.writes.of(index)
     }
 
     /// The versions that initial storages hold when the iteration starts, by storage.
+    #[cfg(feature = "torch")]
     pub(crate) fn initial_versions(&self) -> &[VersionId] {
         &self.initial_versions
     }
@@ -188,6 +207,44 @@ impl Lineage {
     /// When operator `index` starts if nothing is evicted; the entry after the last operator is the makespan.
     pub fn start_ns(&self, index: usize) -> u64 {
         self.start_ns[index]
+    }
+
+    /// Bytes of a storage.
+    pub(crate) fn bytes(&self, storage: StorageId) -> u64 {
+        self.storage_bytes[storage.index()]
+    }
+
+    /// Time of an operator itself.
+    pub(crate) fn cost_ns(&self, operator: OperatorId) -> u64 {
+        self.end_ns[operator.index()] - self.start_ns[operator.index()]
+    }
+
+    /// When operator `index` ends if nothing is evicted.
+    pub(crate) fn end_ns(&self, index: usize) -> u64 {
+        self.end_ns[index]
+    }
+
+    /// The first operator index of `range` that starts at `moment_ns` or later if nothing is evicted; its end where
+    /// there is none.
+    pub(crate) fn first_start_from(&self, range: Range<usize>, moment_ns: u64) -> usize {
+        range.start + self.start_ns[range].partition_point(|&start_ns| start_ns < moment_ns)
+    }
+
+    /// The last operator index up to `end` that starts at `moment_ns` or earlier if nothing is evicted; 0 where there is
+    /// none.
+    pub(crate) fn last_start_until(&self, end: usize, moment_ns: u64) -> usize {
+        self.start_ns[..=end].partition_point(|&start_ns| start_ns <= moment_ns).saturating_sub(1)
+    }
+
+    /// Device bytes while each operator runs if nothing is evicted, to be asked about.
+    pub(crate) fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Device bytes before operator `index` allocates any if nothing is evicted.
+    pub(crate) fn resident_bytes(&self, index: usize) -> i64 {
+        let demand_bytes = self.demand_bytes.get(index).map_or(0, |&bytes| bytes as i64);
+        self.profile.at(index) - demand_bytes
     }
 
     /// Makespan if nothing is evicted.
@@ -231,11 +288,13 @@ impl<'a> Builder<'a> {
     fn make_version(
         &mut self,
         storage: StorageId,
+        since: u32,
         producer: Option<OperatorId>,
         rebuildable_until: Option<u32>,
     ) -> VersionId {
         let version = VersionId(self.versions.len() as u32);
-        self.versions.push(Version { storage, producer, until: self.trace.operators.len() as u32, rebuildable_until });
+        let until = self.trace.operators.len() as u32;
+        self.versions.push(Version { storage, producer, since, until, rebuildable_until });
         self.current[storage.index()] = version;
         version
     }
@@ -255,7 +314,7 @@ impl<'a> Builder<'a> {
         let initial_versions: Vec<VersionId> = (0..trace.initial_storages)
             .map(|index| {
                 self.alive[index as usize] = true;
-                self.make_version(StorageId(index), None, None)
+                self.make_version(StorageId(index), 0, None, None)
             })
             .collect();
         for (index, operator) in trace.operators.iter().enumerate() {
@@ -276,8 +335,12 @@ impl<'a> Builder<'a> {
             let made = written.map(|access| (access.storage, access.mode)).collect::<Vec<_>>();
             for (storage, mode) in made {
                 let rebuilt = replayable && mode != AccessMode::SideEffect;
-                let version =
-                    self.make_version(storage, rebuilt.then_some(OperatorId(now)), rebuilt.then_some(count as u32));
+                let version = self.make_version(
+                    storage,
+                    now + 1,
+                    rebuilt.then_some(OperatorId(now)),
+                    rebuilt.then_some(count as u32),
+                );
                 writes.push((now, version));
                 if rebuilt {
                     outputs.push((now, version));
@@ -288,6 +351,7 @@ impl<'a> Builder<'a> {
                 self.idle_since[storage.index()] = now + 1;
                 let version = self.make_version(
                     storage,
+                    now + 1,
                     replayable.then_some(OperatorId(now)),
                     replayable.then_some(count as u32),
                 );
@@ -330,8 +394,16 @@ impl<'a> Builder<'a> {
             versions: self.versions,
             windows: self.windows,
             initial_versions,
+            storage_bytes: trace.storages.iter().map(|storage| storage.bytes).collect(),
             demand_bytes,
+            profile: Profile::new(keep_all_bytes.iter().map(|&bytes| bytes as i64).collect()),
             keep_all_bytes,
+            end_ns: trace
+                .operators
+                .iter()
+                .zip(&start_ns)
+                .map(|(operator, start_ns)| start_ns + operator.cost_ns)
+                .collect(),
             start_ns,
         }
     }
@@ -350,8 +422,10 @@ fn settle_horizons(versions: &mut [Version], replay_inputs: &Lists<VersionId>) {
     for index in 0..versions.len() {
         let Some(producer) = versions[index].producer else { continue };
         let horizon = replay_inputs.of(producer.index()).iter().map(|&input| {
+            // Past the time until which it can be rebuilt, no window of it is recomputable: its storage has it, on the
+            // device or in a slow tier, for as long as it holds it.
             let input = &versions[input.index()];
-            input.rebuildable_until.unwrap_or(input.until)
+            input.rebuildable_until.map_or(input.until, |until| until.max(input.until))
         });
         versions[index].rebuildable_until = horizon.chain(versions[index].rebuildable_until).min();
     }

@@ -103,6 +103,8 @@ struct Playback<'a, H> {
     hear: H,
     operator: usize,
     blocks: u32,
+    /// Versions so far: they are numbered in order of production.
+    versions: u32,
     /// Per storage.
     place: Vec<Place>,
     held: Vec<Option<BlockId>>,
@@ -120,6 +122,7 @@ pub fn play(trace: &Trace, lineage: &Lineage, schedule: &Schedule, hear: impl Fn
         hear,
         operator: 0,
         blocks: 0,
+        versions: 0,
         place: vec![Place::Absent; storages],
         held: vec![None; storages],
         current: vec![VersionId(u32::MAX); storages],
@@ -143,6 +146,11 @@ pub fn play(trace: &Trace, lineage: &Lineage, schedule: &Schedule, hear: impl Fn
 impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
     fn tell(&mut self, event: Event<'_>) {
         (self.hear)(self.operator, event);
+    }
+
+    fn next_version(&mut self) -> VersionId {
+        self.versions += 1;
+        VersionId(self.versions - 1)
     }
 
     fn allocate(&mut self, occupant: Occupant, bytes: u64) -> Option<BlockId> {
@@ -170,7 +178,7 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
         for index in 0..self.trace.initial_storages {
             self.held[index as usize] = self.allocate_storage(StorageId(index));
             self.place[index as usize] = Place::Resident;
-            self.current[index as usize] = self.lineage.initial_versions()[index as usize];
+            self.current[index as usize] = self.next_version();
         }
     }
 
@@ -281,15 +289,16 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
     }
 
     fn run(&mut self) {
-        let (trace, lineage) = (self.trace, self.lineage);
+        let trace = self.trace;
         let operator = &trace.operators[self.operator];
         for &storage in &operator.creates {
             self.held[storage.index()] = self.allocate_storage(storage);
             self.place[storage.index()] = Place::Resident;
         }
         self.work(OperatorId(self.operator as u32), Event::Run);
-        for &version in lineage.writes(self.operator) {
-            self.current[lineage.version(version).storage.index()] = version;
+        let written = operator.accesses.iter().filter(|access| access.mode.writes()).map(|access| access.storage);
+        for storage in written.chain(operator.creates.iter().copied()) {
+            self.current[storage.index()] = self.next_version();
         }
         debug_assert!(operator.accesses.iter().all(|access| {
             access.mode == AccessMode::Read || self.place[access.storage.index()] == Place::Resident

@@ -1,44 +1,116 @@
 //! When prefetches start: as late as their copies allow, and only where the bytes are free from then on.
 //!
 //! Decided from the whole plan before a run. What a run meets may still delay a prefetch, never advance it.
+//!
+//! Windows are decided from the last one that ends to the first, each behind the copies that are needed after it, and
+//! each claims its bytes from its prefetch to its use. So a window depends on later ones through two things only: when
+//! the channel has to be free, and what slack they leave. A changed plan is decided anew from where either changes to
+//! where both are as before.
+
+use std::ops::Range;
 
 use crate::hardware::CopyTimes;
-use crate::lineage::{Lineage, WindowId};
-use crate::plan::{Action, Plan};
-use crate::trace::Trace;
+use crate::lineage::{Lineage, Window, WindowId};
+use crate::placement::Placement;
+use crate::plan::Action;
+use crate::slack::Slack;
 
 /// Prefetches start this much earlier than their copy needs, against jitter on a real machine.
 const PREFETCH_LEAD: f64 = 1.25;
 
 const NONE: u32 = u32::MAX;
 
+/// What the decision for one window was, and what it stands on.
+#[derive(Clone, Copy, Debug)]
+struct Decision {
+    /// The operator index before which it is prefetched; `NONE` where there is nothing to prefetch.
+    before: u32,
+    /// The operator index that uses it.
+    end: u32,
+    /// When the channel has to be free for it.
+    channel_ns: u64,
+    /// How many bytes less of slack would not change it.
+    spare_bytes: i64,
+    /// How many bytes more of slack would change it.
+    missing_bytes: i64,
+}
+
+const UNDECIDED: Decision = Decision { before: NONE, end: 0, channel_ns: u64::MAX, spare_bytes: 0, missing_bytes: 0 };
+
+/// What a run is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Facts<'a> {
+    pub(crate) lineage: &'a Lineage,
+    pub(crate) copies: &'a CopyTimes,
+    pub(crate) placement: &'a Placement,
+}
+
+impl Facts<'_> {
+    fn bytes(&self, window: &Window) -> i64 {
+        self.lineage.bytes(window.storage) as i64
+    }
+
+    fn lead_ns(&self, id: WindowId) -> u64 {
+        let storage = self.lineage.window(id).storage;
+        (self.copies.prefetch_ns(storage, self.placement.tier(id)) as f64 * PREFETCH_LEAD) as u64
+    }
+}
+
 /// The operator index before which each swapped storage is prefetched.
 #[derive(Debug)]
 pub(crate) struct Prefetches {
-    /// Per window; `NONE` where there is nothing to prefetch.
-    before: Vec<u32>,
+    /// Per window.
+    decisions: Vec<Decision>,
     /// Per operator index: the first window that is due there.
     first: Vec<u32>,
     /// Per window: the next one that is due at the same operator index.
     next: Vec<u32>,
-    swapped: Vec<WindowId>,
-    slack_bytes: Vec<i64>,
+    /// Windows that the plan evicts, in order of their ends.
+    evicted: Vec<WindowId>,
+    /// Those of them that are prefetched.
+    prefetched: Vec<WindowId>,
+    /// Per operator index: bytes under the budget once everything that the plan evicts is gone, less what is claimed.
+    slack: Slack,
+    /// Whether `slack` is that of the plan at hand: they are found only where they are needed.
+    slack_found: bool,
+    /// Bytes that the change under way has added to the slack, and where.
+    shifted: Option<(i64, Range<usize>)>,
+    /// Decisions that the change under way replaced, in order.
+    replaced: Vec<(WindowId, Decision)>,
 }
 
 impl Prefetches {
     pub(crate) fn new(operators: usize, windows: usize) -> Self {
         Prefetches {
-            before: vec![NONE; windows],
+            decisions: vec![UNDECIDED; windows],
             first: vec![NONE; operators + 1],
             next: vec![NONE; windows],
-            swapped: Vec::new(),
-            slack_bytes: vec![0; operators + 1],
+            evicted: Vec::with_capacity(windows),
+            prefetched: Vec::with_capacity(windows),
+            slack: Slack::new(operators + 1),
+            slack_found: false,
+            shifted: None,
+            replaced: Vec::with_capacity(windows),
         }
     }
 
-    /// Per window: the operator index before which it is prefetched.
-    pub(crate) fn before(&self) -> &[u32] {
-        &self.before
+    /// The operator index before which a window is prefetched, if it is.
+    pub(crate) fn before(&self, window: WindowId) -> Option<usize> {
+        let before = self.decisions[window.index()].before;
+        (before != NONE).then_some(before as usize)
+    }
+
+    /// The windows that the plan evicts, in order of their ends.
+    pub(crate) fn evicted(&self) -> &[WindowId] {
+        &self.evicted
+    }
+
+    /// Windows that the change under way prefetches elsewhere than before, and where that was.
+    pub(crate) fn moved(&self) -> impl Iterator<Item = (WindowId, Option<usize>)> + '_ {
+        let was = |&(id, decision): &(WindowId, Decision)| {
+            (id, (decision.before != NONE).then_some(decision.before as usize))
+        };
+        self.replaced.iter().map(was)
     }
 
     /// The windows that are due before operator `index`, soonest used first.
@@ -47,64 +119,281 @@ impl Prefetches {
         std::iter::successors(some(self.first[index]), move |&window| some(self.next[window as usize])).map(WindowId)
     }
 
-    /// Decides for every swapped window of `plan`, behind the copies that are needed after it.
-    pub(crate) fn decide(
-        &mut self,
-        trace: &Trace,
-        lineage: &Lineage,
-        copies: &CopyTimes,
-        plan: &Plan,
-        budget_bytes: u64,
-    ) {
-        for &id in &self.swapped {
-            self.first[self.before[id.index()] as usize] = NONE;
-            self.before[id.index()] = NONE;
+    /// Decides for every swapped window of `actions`, behind the copies that are needed after it.
+    pub(crate) fn decide(&mut self, facts: Facts<'_>, actions: &[Action], budget_bytes: u64) {
+        for position in 0..self.prefetched.len() {
+            self.replace(self.prefetched[position], UNDECIDED);
         }
-        self.swapped.clear();
-        for (id, (window, &action)) in (0..).map(WindowId).zip(lineage.windows().iter().zip(plan.actions())) {
-            if action == Action::Swap && window.used_again {
-                self.swapped.push(id);
-            }
-        }
-        if self.swapped.is_empty() {
+        self.prefetched.clear();
+        self.replaced.clear();
+        self.evicted.clear();
+        self.slack_found = false;
+        collect_evicted(actions, &mut self.evicted);
+        let is_prefetched = |id: WindowId| actions[id.index()] == Action::Swap && facts.lineage.window(id).used_again;
+        self.prefetched.extend(self.evicted.iter().copied().filter(|&id| is_prefetched(id)));
+        if self.prefetched.is_empty() {
             return;
         }
-        self.find_slack(trace, lineage, plan, budget_bytes);
+        self.find_slack(facts, budget_bytes);
         let mut channel_ns = u64::MAX;
-        // Windows are ordered by their ends: the last one to be used comes first.
-        for &id in self.swapped.iter().rev() {
-            let window = lineage.window(id);
-            let bytes = trace.storages[window.storage.index()].bytes;
-            let lead = (copies.prefetch_ns(window.storage) as f64 * PREFETCH_LEAD) as u64;
-            channel_ns = channel_ns.min(lineage.start_ns(window.end as usize)).saturating_sub(lead);
-            let mut before = window.end as usize;
-            while before > window.start as usize + 1
-                && lineage.start_ns(before) > channel_ns
-                && self.slack_bytes[before - 1] >= bytes as i64
-            {
-                before -= 1;
-                self.slack_bytes[before] -= bytes as i64;
-            }
-            self.before[id.index()] = before as u32;
-            self.next[id.index()] = std::mem::replace(&mut self.first[before], id.0);
+        for position in (0..self.prefetched.len()).rev() {
+            let id = self.prefetched[position];
+            let decision = self.decide_window(facts, id, channel_ns);
+            channel_ns = decision.channel_ns;
+            self.replace(id, decision);
+            self.claim(facts, id, decision, 1);
         }
     }
 
     /// Bytes under the budget at every operator index, once everything that the plan evicts is gone.
-    fn find_slack(&mut self, trace: &Trace, lineage: &Lineage, plan: &Plan, budget_bytes: u64) {
-        self.slack_bytes.fill(0);
-        for (window, &action) in lineage.windows().iter().zip(plan.actions()) {
-            if action != Action::Keep {
-                let bytes = trace.storages[window.storage.index()].bytes as i64;
-                self.slack_bytes[window.start as usize] += bytes;
-                self.slack_bytes[window.end as usize] -= bytes;
+    fn find_slack(&mut self, facts: Facts<'_>, budget_bytes: u64) {
+        self.slack_found = true;
+        let change_bytes = self.slack.raw();
+        change_bytes.fill(0);
+        for &id in &self.evicted {
+            let window = facts.lineage.window(id);
+            let bytes = facts.bytes(window);
+            change_bytes[window.start as usize] += bytes;
+            change_bytes[window.end as usize] -= bytes;
+        }
+        let (budget, kept) = (clamped(budget_bytes), facts.lineage.profile().values());
+        let mut evicted = 0;
+        self.slack.settle(|index, change| {
+            evicted += change;
+            budget - (kept[index] - evicted)
+        });
+    }
+
+    /// Where a window is prefetched if the channel has to be free at `channel_ns` for what comes after it, with the
+    /// slack as it is.
+    fn decide_window(&self, facts: Facts<'_>, id: WindowId, channel_ns: u64) -> Decision {
+        let Facts { lineage, .. } = facts;
+        let window = lineage.window(id);
+        let (bytes, end) = (facts.bytes(window), window.end as usize);
+        let channel_ns = channel_ns.min(lineage.start_ns(end)).saturating_sub(facts.lead_ns(id));
+        // The last operator that starts early enough, unless the window starts later.
+        let target = lineage.last_start_until(end, channel_ns).max(window.start as usize + 1).min(end);
+        let free = self.slack.free(target..end, bytes);
+        Decision {
+            before: free.from as u32,
+            end: window.end,
+            channel_ns,
+            spare_bytes: free.least.saturating_sub(bytes),
+            missing_bytes: free.blocked_by.map_or(i64::MAX, |slack| bytes - slack),
+        }
+    }
+
+    /// Claims a window's bytes from its prefetch to its use, or with a `sign` of −1 gives them back.
+    fn claim(&mut self, facts: Facts<'_>, id: WindowId, decision: Decision, sign: i64) {
+        if decision.before != NONE {
+            let window = facts.lineage.window(id);
+            let bytes = sign * facts.bytes(window);
+            self.slack.add(decision.before as usize..window.end as usize, -bytes);
+        }
+    }
+
+    /// Puts a window where `decision` says.
+    fn replace(&mut self, id: WindowId, decision: Decision) {
+        let was = std::mem::replace(&mut self.decisions[id.index()], decision).before;
+        if was != decision.before {
+            if was != NONE {
+                self.unlink(id, was);
+            }
+            if decision.before != NONE {
+                self.link(id, decision.before);
             }
         }
-        let budget = budget_bytes.min(i64::MAX as u64) as i64;
-        let mut evicted = 0;
-        for (slack, &kept) in self.slack_bytes.iter_mut().zip(lineage.keep_all_bytes()) {
-            evicted += *slack;
-            *slack = budget.saturating_sub(kept as i64 - evicted);
+    }
+
+    /// Puts a window among those due before an operator, which are ordered by their ends.
+    fn link(&mut self, id: WindowId, before: u32) {
+        let mut place = &mut self.first[before as usize];
+        if *place == NONE || *place > id.0 {
+            self.next[id.index()] = std::mem::replace(place, id.0);
+            return;
+        }
+        let mut last = *place;
+        loop {
+            place = &mut self.next[last as usize];
+            if *place == NONE || *place > id.0 {
+                break;
+            }
+            last = *place;
+        }
+        self.next[id.index()] = std::mem::replace(&mut self.next[last as usize], id.0);
+    }
+
+    fn unlink(&mut self, id: WindowId, before: u32) {
+        let next = self.next[id.index()];
+        let first = &mut self.first[before as usize];
+        if *first == id.0 {
+            *first = next;
+            return;
+        }
+        let mut last = *first;
+        while self.next[last as usize] != id.0 {
+            last = self.next[last as usize];
+        }
+        self.next[last as usize] = next;
+    }
+
+    /// Decides again where one window's action becomes `action`, which `actions` has already. Until [`Self::revert`].
+    pub(crate) fn change(
+        &mut self,
+        facts: Facts<'_>,
+        changed: WindowId,
+        was: Action,
+        actions: &[Action],
+        budget_bytes: u64,
+    ) {
+        debug_assert!(self.replaced.is_empty());
+        if !self.slack_found {
+            self.find_slack(facts, budget_bytes);
+        }
+        let lineage = facts.lineage;
+        let action = actions[changed.index()];
+        let window = lineage.window(changed);
+        let evicts = |action: Action| i64::from(action != Action::Keep);
+        let first = self.prefetched.partition_point(|&id| id < changed);
+        let is_listed = self.prefetched.get(first) == Some(&changed);
+        let mut again = Again {
+            slack: (evicts(action) - evicts(was)) * facts.bytes(window),
+            slack_range: window.start as usize..window.end as usize,
+            claims_range: None,
+            channel_ns: u64::MAX,
+            channel_was_ns: u64::MAX,
+            given_back: self.prefetched.len(),
+        };
+        for position in (0..self.prefetched.len()).rev() {
+            if !is_listed && position + 1 == first {
+                self.decide_again(facts, &mut again, changed, first, action);
+            }
+            let id = self.prefetched[position];
+            let action = if id == changed { action } else { Action::Swap };
+            self.decide_again(facts, &mut again, id, position, action);
+        }
+        if !is_listed && first == 0 {
+            self.decide_again(facts, &mut again, changed, 0, action);
+        }
+    }
+
+    /// One window of a changed plan: `position` is its place among the prefetched ones, or that of the first after it.
+    fn decide_again(&mut self, facts: Facts<'_>, again: &mut Again, id: WindowId, position: usize, action: Action) {
+        let was = self.decisions[id.index()];
+        let wanted = action == Action::Swap && (was.before != NONE || facts.lineage.window(id).used_again);
+        if was.before == NONE && !wanted {
+            return;
+        }
+        let is_given_back = position >= again.given_back && was.before != NONE;
+        if wanted && was.before != NONE && again.leaves(was) {
+            if is_given_back {
+                self.claim(facts, id, was, 1);
+            }
+            (again.channel_ns, again.channel_was_ns) = (was.channel_ns, was.channel_ns);
+            return;
+        }
+        let window = facts.lineage.window(id);
+        self.shift_slack(again.slack, &again.slack_range);
+        if was.before != NONE && !is_given_back {
+            self.claim(facts, id, was, -1);
+        }
+        again.given_back = again.given_back.min(position);
+        let mut decision = UNDECIDED;
+        if wanted {
+            // What windows before it claim is no concern of its own.
+            let lowest = window.end as usize;
+            let channel_ns = again.channel_ns.min(facts.lineage.start_ns(lowest)).saturating_sub(facts.lead_ns(id));
+            let target = facts.lineage.last_start_until(lowest, channel_ns);
+            while again.given_back > 0 {
+                let earlier = self.prefetched[again.given_back - 1];
+                if facts.lineage.window(earlier).end as usize <= target {
+                    break;
+                }
+                again.given_back -= 1;
+                if earlier != id {
+                    self.claim(facts, earlier, self.decisions[earlier.index()], -1);
+                }
+            }
+            decision = self.decide_window(facts, id, again.channel_ns);
+            self.claim(facts, id, decision, 1);
+            again.channel_ns = decision.channel_ns;
+        }
+        if was.before != NONE {
+            again.channel_was_ns = was.channel_ns;
+        }
+        if was.before != decision.before {
+            let lowest = was.before.min(decision.before) as usize;
+            let here = lowest..window.end as usize;
+            again.claims_range = Some(match again.claims_range.take() {
+                Some(range) => range.start.min(here.start)..range.end.max(here.end),
+                None => here,
+            });
+        }
+        self.replaced.push((id, was));
+        self.replace(id, decision);
+    }
+
+    /// Takes the change under way back.
+    pub(crate) fn revert(&mut self, facts: Facts<'_>) {
+        while let Some((id, decision)) = self.replaced.pop() {
+            self.claim(facts, id, self.decisions[id.index()], -1);
+            self.claim(facts, id, decision, 1);
+            self.replace(id, decision);
+        }
+        if let Some((bytes, range)) = self.shifted.take() {
+            self.slack.add(range, -bytes);
+        }
+    }
+
+    /// Changes the slack by what the change under way frees or takes, once it is needed.
+    fn shift_slack(&mut self, bytes: i64, range: &Range<usize>) {
+        if bytes != 0 && self.shifted.is_none() {
+            self.slack.add(range.clone(), bytes);
+            self.shifted = Some((bytes, range.clone()));
+        }
+    }
+}
+
+/// How far the decisions of a changed plan have come.
+struct Again {
+    /// Bytes of slack that the change adds, and where.
+    slack: i64,
+    slack_range: Range<usize>,
+    /// Where claims have changed.
+    claims_range: Option<Range<usize>>,
+    /// When the channel has to be free, now and before the change.
+    channel_ns: u64,
+    channel_was_ns: u64,
+    /// Prefetched windows from this position on that are not decided yet have given their claims back.
+    given_back: usize,
+}
+
+impl Again {
+    /// Whether the change leaves a decision as it was.
+    fn leaves(&self, was: Decision) -> bool {
+        let looked_at = was.before as usize - 1..was.end as usize;
+        let touches = |range: &Range<usize>| looked_at.start < range.end && range.start < looked_at.end;
+        let slack_matters = -self.slack > was.spare_bytes || self.slack >= was.missing_bytes;
+        self.channel_ns == self.channel_was_ns
+            && !self.claims_range.as_ref().is_some_and(touches)
+            && !(slack_matters && touches(&self.slack_range))
+    }
+}
+
+/// A number of bytes that leaves room for sums: more than any trace has.
+pub(crate) fn clamped(bytes: u64) -> i64 {
+    bytes.min(1 << 62) as i64
+}
+
+/// Finds the evicted windows among mostly kept ones.
+fn collect_evicted(actions: &[Action], evicted: &mut Vec<WindowId>) {
+    const STRIDE: usize = 16;
+    for (position, stride) in actions.chunks(STRIDE).enumerate() {
+        // A fixed number of comparisons without a branch: the compiler does them at once.
+        if stride.iter().fold(false, |any, &action| any | (action != Action::Keep)) {
+            let first = (position * STRIDE) as u32;
+            let here = (first..).map(WindowId).zip(stride).filter(|&(_, &action)| action != Action::Keep);
+            evicted.extend(here.map(|(id, _)| id));
         }
     }
 }

@@ -4,7 +4,7 @@
 //! evicted and what that would cost; it does not know what is wise.
 
 use crate::estimate::Estimator;
-use crate::hardware::Link;
+use crate::hardware::SlowTiers;
 use crate::lineage::Lineage;
 use crate::observation::{Candidate, FEATURES, Pressure};
 use crate::plan::{ActionSet, Plan};
@@ -19,8 +19,8 @@ pub struct Problem<'a> {
     pub trace: &'a Trace,
     /// Its lineage.
     pub lineage: &'a Lineage,
-    /// What copies cost.
-    pub link: Link,
+    /// Where offloaded bytes go, and what copies cost.
+    pub tiers: SlowTiers,
     /// Device bytes that must not be exceeded.
     pub budget_bytes: u64,
     /// Evictions that may be used.
@@ -45,7 +45,7 @@ pub struct Sweep<'a> {
 impl<'a> Sweep<'a> {
     /// Starts from `plan`: the decisions made before the sweep.
     pub fn new(problem: Problem<'a>, plan: Plan) -> Self {
-        let timeline = Timeline::new(problem.trace, problem.lineage, problem.link);
+        let timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
         let estimator = Estimator::new(&problem);
         let mut sweep = Sweep {
             problem,
@@ -59,7 +59,7 @@ impl<'a> Sweep<'a> {
             features: Vec::new(),
             estimator,
         };
-        sweep.advance(OnPressure::Stop);
+        sweep.advance(OnPressure::Stop(problem.actions));
         sweep
     }
 
@@ -85,7 +85,7 @@ impl<'a> Sweep<'a> {
         assert!(candidate.allows(choice.action), "{:?} is masked for candidate {}", choice.action, choice.candidate);
         self.plan.set(candidate.window, choice.action);
         self.decisions += 1;
-        self.advance(OnPressure::Stop);
+        self.advance(OnPressure::Stop(self.problem.actions));
     }
 
     /// Lets the plan go over the budget from here on, without another decision.
@@ -128,18 +128,14 @@ impl<'a> Sweep<'a> {
             Run::Finished(prediction) => self.prediction = prediction,
             Run::Pressed { operator, deficit_bytes } => {
                 self.observe(operator, deficit_bytes);
-                if self.candidates.is_empty() {
-                    // Idle storages there are, but none that these actions may evict.
-                    self.advance(OnPressure::Exceed);
-                } else {
-                    self.pressed = Some((operator, deficit_bytes));
-                }
+                debug_assert!(!self.candidates.is_empty(), "a run stops only where something can be evicted");
+                self.pressed = Some((operator, deficit_bytes));
             }
         }
     }
 
     fn observe(&mut self, operator: usize, deficit_bytes: u64) {
-        self.estimator.look(&self.problem, &self.timeline, &self.plan, operator);
+        self.estimator.look(&self.problem, &self.timeline, operator);
         self.candidates.clear();
         for &window in self.timeline.open_windows() {
             let candidate = self.estimator.candidate(&self.problem, &self.timeline, operator, window);

@@ -1,28 +1,45 @@
-//! The timeline: predicts makespan and peak of a plan, operator by operator, and writes its schedule.
+//! The timeline: predicts makespan and peak of a plan, and writes its schedule.
 //!
 //! Three clocks run: compute, offload channel, prefetch channel. Bytes are exact. What was restored early, and
 //! what a rerun materialised beside its storage for a dropped child that still needs it, stays until its memory
 //! is needed, farthest next use first. Nothing here chooses what to evict: where a budget would be exceeded
 //! and nothing that is already decided can make room, the run stops and says so.
+//!
+//! A run stops only at operators where a plan makes a difference. Between two of them every operator takes its time and
+//! its bytes as with nothing evicted, plus a lag and an excess that stay the same: the profile of the trace says
+//! where such a stretch peaks, and where it ends for want of bytes. So a run costs what its plan does, not what the
+//! trace is long, and predicts the same as a walk over every operator.
 
-use crate::hardware::{CopyTimes, Link, Tier};
-use crate::lineage::{Lineage, VersionId, WindowId};
-use crate::moment::{Bookmarks, Moment};
-use crate::plan::{Action, Plan};
-use crate::prefetch::Prefetches;
+mod change;
+mod copies;
+mod explain;
+mod rebuild;
+mod retention;
+
+use std::ops::Range;
+
+use self::change::Base;
+use self::explain::Notes;
+pub use self::explain::{Explanation, PeakBytes, TimeByCause};
+use crate::agenda::Agenda;
+use crate::hardware::{CopyTimes, SlowTiers, Tier};
+use crate::lineage::{Lineage, Version, VersionId, Window, WindowId};
+use crate::moment::{LastRun, Moment, Segment};
+use crate::placement::Placement;
+use crate::plan::{Action, ActionSet, Plan};
+use crate::prefetch::{Facts, Prefetches, clamped};
 use crate::schedule::{Instruction, Schedule};
 use crate::trace::{OperatorId, StorageId, Trace};
 
 /// How many dead generations a materialised version may be away from the dropped child that needs it.
 const RETAIN_DEPTH: u32 = 3;
 
-const NO_WINDOW: u32 = u32::MAX;
-const NO_OPERATOR: u32 = u32::MAX;
+pub(crate) const NO_WINDOW: u32 = u32::MAX;
 
 /// Where a storage's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residency {
-    /// Not created yet, or freed.
+    /// Not created yet, or freed, or another version has its place.
     Absent,
     /// On the device.
     Resident,
@@ -57,6 +74,35 @@ pub struct Prediction {
     pub prefetched_bytes: u64,
     /// Bytes over the budget at the worst moment.
     pub over_budget_bytes: u64,
+    /// Most bytes in the host's memory at any moment.
+    pub host_peak_bytes: u64,
+    /// Most bytes in the file at any moment.
+    pub file_peak_bytes: u64,
+    /// Bytes of swaps that the plan asks for and no slow tier has room for: those storages stay on the device.
+    pub refused_bytes: u64,
+}
+
+impl Prediction {
+    /// Adds the peaks of a stretch, with so many bytes more on the device and in the host's memory.
+    pub(crate) fn include(&mut self, segment: &Segment, more_bytes: i64, more_host_bytes: i64) {
+        let (bytes, operator) = segment.peak;
+        let bytes = if bytes == 0 { 0 } else { bytes.saturating_add_signed(more_bytes) };
+        if bytes > self.peak_bytes {
+            (self.peak_bytes, self.peak_operator) = (bytes, operator);
+        }
+        let [host_bytes, file_bytes] = segment.slow_peak_bytes;
+        self.host_peak_bytes = self.host_peak_bytes.max(host_bytes.saturating_add_signed(more_host_bytes));
+        self.file_peak_bytes = self.file_peak_bytes.max(file_bytes);
+    }
+
+    /// Adds what came together between two moments of another run.
+    pub(crate) fn add_span(&mut self, from: &Prediction, to: &Prediction) {
+        self.stall_ns += to.stall_ns - from.stall_ns;
+        self.contention_ns += to.contention_ns - from.contention_ns;
+        self.recompute_ns += to.recompute_ns - from.recompute_ns;
+        self.offloaded_bytes += to.offloaded_bytes - from.offloaded_bytes;
+        self.prefetched_bytes += to.prefetched_bytes - from.prefetched_bytes;
+    }
 }
 
 /// How a run of the timeline ended.
@@ -72,14 +118,14 @@ pub(crate) enum Run {
 /// What the timeline may do about a lack of bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnPressure {
-    /// Stop, so that something can be chosen.
-    Stop,
+    /// Stop where one of these evictions can be chosen, so that it can be; elsewhere, go over the budget.
+    Stop(ActionSet),
     /// Go over the budget.
     Exceed,
 }
 
 /// Bytes on the device that nothing uses just now and that can be restored again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retained {
     /// A storage restored before its window ended.
     Storage(StorageId),
@@ -87,16 +133,16 @@ pub(crate) enum Retained {
     Version(VersionId),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RetainedEntry {
-    what: Retained,
+    pub(crate) what: Retained,
     next_use: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingOffload {
-    storage: StorageId,
-    done_ns: u64,
+    pub(crate) storage: StorageId,
+    pub(crate) done_ns: u64,
 }
 
 /// Control flow inside a run: something must be chosen first.
@@ -104,59 +150,79 @@ struct Pressed {
     deficit_bytes: u64,
 }
 
-/// The predictor for one trace and one link. Reusable: a run allocates nothing once its buffers have grown.
+/// Storages that are copied together, before one operator.
+#[derive(Debug, Default)]
+struct Slab {
+    /// Where the copy stands: nothing joins the slab from another tier.
+    tier: Tier,
+    members: Vec<StorageId>,
+}
+
+/// The predictor for one trace and its slow tiers. Reusable: a run allocates nothing once its buffers have grown.
 pub struct Timeline<'a> {
     trace: &'a Trace,
     lineage: &'a Lineage,
     copies: CopyTimes,
+    placement: Placement,
+    /// The plan's, with `Keep` for swaps that no tier has room for.
+    actions: Vec<Action>,
 
     // What the run was asked.
     budget_bytes: u64,
     on_pressure: OnPressure,
     schedule: Option<Schedule>,
+    notes: Option<Notes>,
 
     // Where the run stands.
     operator: usize,
     at: Moment,
-    /// Per storage: the last operator that made sure of it.
-    wanted_by: Vec<u32>,
+    /// Operators at which the plan starts, ends or prefetches something; and the iteration's end.
+    agenda: Agenda,
     /// Per version: how many reruns under way read it.
     version_locks: Vec<u32>,
     stack: Vec<OperatorId>,
 
     prefetches: Prefetches,
-    bookmarks: Bookmarks,
-    finished_ns: Vec<u64>,
+    last_run: LastRun,
+    base: Base,
+    /// Whether the run under way is to be the base of changes.
+    leaves_base: bool,
+    /// The plan of the last run, where swaps of it may be refused.
+    asked: Plan,
+    /// Per operator: how far it finished behind its keep-all time in the last run that could stop.
+    lag_ns: Vec<u64>,
     open: Vec<WindowId>,
+    slab: Slab,
 }
 
 impl<'a> Timeline<'a> {
     /// A timeline for `trace`, whose lineage is `lineage`.
-    pub fn new(trace: &'a Trace, lineage: &'a Lineage, link: Link) -> Self {
+    pub fn new(trace: &'a Trace, lineage: &'a Lineage, tiers: impl Into<SlowTiers>) -> Self {
+        let tiers = tiers.into();
         let (storages, versions) = (trace.storages.len(), lineage.versions().len());
         Timeline {
             trace,
             lineage,
-            copies: CopyTimes::of(trace, &link),
+            copies: CopyTimes::of(trace, tiers),
+            placement: Placement::new(trace, lineage, tiers),
+            actions: vec![Action::Keep; lineage.windows().len()],
             budget_bytes: u64::MAX,
             on_pressure: OnPressure::Exceed,
             schedule: None,
+            notes: None,
             operator: 0,
-            at: Moment {
-                residency: vec![Residency::Absent; storages],
-                current: vec![VersionId(u32::MAX); storages],
-                window: vec![NO_WINDOW; storages],
-                copy_done_ns: vec![0; storages],
-                beside: vec![false; versions],
-                ..Moment::default()
-            },
-            wanted_by: vec![NO_OPERATOR; storages],
+            at: Moment::new(storages, versions),
+            agenda: Agenda::new(trace.operators.len() + 1),
             version_locks: vec![0; versions],
             stack: Vec::new(),
             prefetches: Prefetches::new(trace.operators.len(), lineage.windows().len()),
-            bookmarks: Bookmarks::new(trace.operators.len()),
-            finished_ns: vec![0; trace.operators.len()],
+            last_run: LastRun::new(trace.operators.len()),
+            base: Base::new(trace.operators.len()),
+            leaves_base: false,
+            asked: Plan::keep_all(0),
+            lag_ns: vec![0; trace.operators.len()],
             open: Vec::new(),
+            slab: Slab::default(),
         }
     }
 
@@ -181,6 +247,16 @@ impl<'a> Timeline<'a> {
         &self.open
     }
 
+    /// The windows that the last run's plan evicts.
+    pub(crate) fn evicted(&self) -> &[WindowId] {
+        self.prefetches.evicted()
+    }
+
+    /// Whether anything was dropped when the last run stopped.
+    pub(crate) fn has_dropped(&self) -> bool {
+        self.at.in_flight().iter().any(|storage| self.at.residency[storage.index()] == Residency::Dropped)
+    }
+
     /// Whether `version` is what its storage holds, and it was dropped, when the last run stopped.
     pub(crate) fn is_dropped(&self, version: VersionId) -> bool {
         self.residency_of(version) == Residency::Dropped
@@ -188,8 +264,13 @@ impl<'a> Timeline<'a> {
 
     /// Where `version` is as far as its storage goes: absent if that holds another one.
     fn residency_of(&self, version: VersionId) -> Residency {
-        let storage = self.lineage.version(version).storage.index();
-        if self.at.current[storage] == version { self.at.residency[storage] } else { Residency::Absent }
+        let Version { storage, since, until, .. } = *self.lineage.version(version);
+        self.at.segment.look_at(storage);
+        if (since as usize..=until as usize).contains(&self.operator) {
+            self.at.residency[storage.index()]
+        } else {
+            Residency::Absent
+        }
     }
 
     /// Whether `version` is materialised, in its storage or beside it.
@@ -200,6 +281,16 @@ impl<'a> Timeline<'a> {
     /// What copies of storages take.
     pub(crate) fn copies(&self) -> &CopyTimes {
         &self.copies
+    }
+
+    /// The last run's actions, with `Keep` for swaps that no tier has room for.
+    pub(crate) fn actions(&self) -> &[Action] {
+        &self.actions
+    }
+
+    /// Where copies of the last run's plan stand.
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
     }
 
     /// Time at which the last run stopped.
@@ -214,236 +305,282 @@ impl<'a> Timeline<'a> {
 
     /// When operator `index` ended in the last run.
     pub(crate) fn finished_ns(&self, index: usize) -> u64 {
-        self.finished_ns[index]
+        self.lineage.end_ns(index) + self.lag_ns[index]
     }
 
     pub(crate) fn run(&mut self, plan: &Plan, budget_bytes: u64, on_pressure: OnPressure) -> Run {
         self.budget_bytes = budget_bytes;
         self.on_pressure = on_pressure;
-        self.prefetches.decide(self.trace, self.lineage, &self.copies, plan, budget_bytes);
-        for index in self.start(plan)..=self.trace.operators.len() {
-            self.operator = index;
-            if on_pressure == OnPressure::Stop {
-                self.bookmarks.pass(index, &self.at);
+        self.base.forget();
+        self.actions.copy_from_slice(plan.actions());
+        if !self.placement.is_unlimited() {
+            self.asked = plan.clone();
+            self.placement.decide(self.trace, self.lineage, &mut self.actions);
+        }
+        let Self { lineage, ref copies, ref placement, .. } = *self;
+        self.prefetches.decide(Facts { lineage, copies, placement }, &self.actions, budget_bytes);
+        self.note_agenda();
+        self.operator = self.start();
+        loop {
+            if on_pressure != OnPressure::Exceed {
+                self.last_run.bookmarks.pass(self.operator, &mut self.at);
+            } else if self.leaves_base {
+                self.base.bookmarks.pass(self.operator, &mut self.at);
             }
-            if let Err(Pressed { deficit_bytes }) = self.operate(plan) {
-                return Run::Pressed { operator: index, deficit_bytes };
+            if let Err(Pressed { deficit_bytes }) = self.operate() {
+                return Run::Pressed { operator: self.operator, deficit_bytes };
+            }
+            if self.operator == self.trace.operators.len() {
+                return Run::Finished(self.conclude());
+            }
+            let next = self.pass_over();
+            if on_pressure != OnPressure::Exceed {
+                self.lag_ns[self.operator + 1..next].fill(self.at.lag_ns);
+            }
+            self.operator = next;
+        }
+    }
+
+    fn conclude(&mut self) -> Prediction {
+        if self.leaves_base {
+            self.base.bookmarks.close_last(&mut self.at);
+        } else {
+            self.at.close_segment();
+        }
+        let result = &mut self.at.result;
+        result.makespan_ns = self.at.now_ns;
+        result.over_budget_bytes = result.peak_bytes.saturating_sub(self.budget_bytes);
+        result.refused_bytes = self.placement.refused_bytes;
+        *result
+    }
+
+    fn note_agenda(&mut self) {
+        self.agenda.clear();
+        self.agenda.note(0);
+        self.agenda.note(self.trace.operators.len());
+        for &id in self.prefetches.evicted() {
+            let window = self.lineage.window(id);
+            self.agenda.note(window.start as usize);
+            self.agenda.note(window.last_operator());
+            if let Some(before) = self.prefetches.before(id) {
+                self.agenda.note(before);
             }
         }
-        self.at.result.makespan_ns = self.at.now_ns;
-        self.at.result.over_budget_bytes = self.at.result.peak_bytes.saturating_sub(budget_bytes);
-        Run::Finished(self.at.result)
+    }
+
+    /// Passes over the operators after the one at hand that nothing happens at. The next one that something does.
+    fn pass_over(&mut self) -> usize {
+        let (lineage, after) = (self.lineage, self.operator + 1);
+        let mut next = self.agenda.next(after);
+        if let Some(soonest) = self.at.retained.front() {
+            next = next.min(after.max(soonest.next_use as usize + 1));
+        }
+        if let Some(offload) = self.at.offloads.front() {
+            next = lineage.first_start_from(after..next, offload.done_ns.saturating_sub(self.at.lag_ns));
+        }
+        if !self.at.due.is_empty() {
+            next = self.next_room_for_due(after..next);
+        }
+        let profile = lineage.profile();
+        let may_press =
+            self.on_pressure != OnPressure::Exceed || !self.at.offloads.is_empty() || !self.at.retained.is_empty();
+        let spare_bytes = self.spare_bytes();
+        if may_press && let Some(pressed) = profile.first_above(after..next, spare_bytes) {
+            next = pressed;
+        }
+        if let Some((operator, bytes)) = profile.peak(after..next) {
+            self.note_peak(operator, (bytes + self.at.excess_bytes) as u64);
+            if may_press {
+                self.note_spare(spare_bytes - bytes);
+            }
+        }
+        next
+    }
+
+    /// The first operator of `range` at which a prefetch that waits for room finds it, or has to be looked at again;
+    /// the end of `range` where there is none.
+    fn next_room_for_due(&mut self, range: Range<usize>) -> usize {
+        let mut least = None;
+        for &id in &self.at.due {
+            let storage = self.lineage.window(id).storage;
+            if self.at.window[storage.index()] == id.0 {
+                match self.at.residency[storage.index()] {
+                    Residency::Offloaded => least = Some(self.bytes(storage).min(least.unwrap_or(u64::MAX))),
+                    Residency::Offloading => {}
+                    _ => return range.start,
+                }
+            }
+        }
+        let end = range.end;
+        if least.is_some() {
+            self.at.segment.idle_bytes = 0;
+        }
+        let room = least.and_then(|bytes| {
+            self.lineage.profile().first_at_most(range, self.spare_bytes().saturating_sub(bytes as i64))
+        });
+        room.unwrap_or(end)
+    }
+
+    /// How high the keep-all profile may be for the budget to hold.
+    fn spare_bytes(&self) -> i64 {
+        clamped(self.budget_bytes) - self.at.excess_bytes
+    }
+
+    /// Device bytes before the operator at hand allocates any.
+    fn resident_bytes(&self) -> u64 {
+        (self.lineage.resident_bytes(self.operator) + self.at.excess_bytes) as u64
     }
 
     /// Goes to where the run has to start, and says before which operator that is.
-    fn start(&mut self, plan: &Plan) -> usize {
-        self.wanted_by.fill(NO_OPERATOR);
+    fn start(&mut self) -> usize {
         self.version_locks.fill(0);
+        self.at.beside.fill(false);
         self.stack.clear();
-        if self.schedule.is_some() {
+        if self.schedule.is_some() || self.leaves_base {
             // It has to be written from the first operator on.
-            self.bookmarks.clear();
+            self.last_run.bookmarks.clear();
         }
-        let (actions, budget_bytes) = (plan.actions(), self.budget_bytes);
-        let bookmark = self.bookmarks.resume(self.lineage, actions, &self.prefetches, budget_bytes, &mut self.at);
+        let Self { lineage, actions, prefetches, budget_bytes, at, .. } = self;
+        let bookmark = self.last_run.resume(lineage, actions, prefetches, *budget_bytes, at);
         if self.on_pressure == OnPressure::Exceed {
             // Beyond where it went over the budget, a run that stops there would not pass.
-            self.bookmarks.clear();
+            self.last_run.bookmarks.clear();
         }
-        bookmark.unwrap_or_else(|| {
-            self.reset();
-            0
-        })
+        match bookmark {
+            Some(operator) => operator,
+            None => {
+                self.reset();
+                0
+            }
+        }
     }
 
     fn reset(&mut self) {
-        let initial = self.trace.initial_storages as usize;
         if let Some(schedule) = &mut self.schedule {
             schedule.clear();
         }
-        let at = &mut self.at;
-        at.now_ns = 0;
-        at.offload_free_ns = 0;
-        at.prefetch_free_ns = 0;
-        at.resident_bytes =
-            self.trace.unseen_bytes + self.trace.storages[..initial].iter().map(|storage| storage.bytes).sum::<u64>();
-        at.result = Prediction { peak_bytes: at.resident_bytes, ..Prediction::default() };
-        at.residency.fill(Residency::Absent);
-        at.residency[..initial].fill(Residency::Resident);
-        at.current[..initial].copy_from_slice(self.lineage.initial_versions());
-        at.window.fill(NO_WINDOW);
-        at.beside.fill(false);
-        at.offloads.clear();
-        at.due.clear();
-        at.retained.clear();
-        at.retained_from = u32::MAX;
+        self.at.reset();
+        self.at.result.peak_bytes = self.lineage.resident_bytes(0) as u64;
     }
 
     /// One operator, or the iteration's end.
-    fn operate(&mut self, plan: &Plan) -> Result<(), Pressed> {
-        let (trace, lineage, index) = (self.trace, self.lineage, self.operator);
-        let operator = trace.operators.get(index);
-        self.at.now_ns += operator.map_or(trace.tail_ns, |operator| operator.gap_ns);
+    fn operate(&mut self) -> Result<(), Pressed> {
+        let (lineage, index) = (self.lineage, self.operator);
+        self.at.now_ns = lineage.start_ns(index) + self.at.lag_ns;
         self.forget_used_retained();
-        for &id in lineage.windows_starting(index) {
-            self.start_window(id, plan.action(id));
-        }
+        self.start_windows();
         self.finish_done_offloads();
         self.issue_due_prefetches();
-        let Some(operator) = operator else { return self.restore_all(plan) };
-        for access in &operator.accesses {
-            self.wanted_by[access.storage.index()] = index as u32;
-        }
-        for access in &operator.accesses {
-            self.restore(access.storage, plan)?;
+        self.restore_used()?;
+        if index == self.trace.operators.len() {
+            self.let_go();
+            return Ok(());
         }
         let demand = lineage.demand_bytes(index);
-        self.make_room(demand, plan)?;
-        self.note_peak(demand);
-        self.at.now_ns += operator.cost_ns;
-        self.finished_ns[index] = self.at.now_ns;
-        for &storage in &operator.creates {
-            self.at.residency[storage.index()] = Residency::Resident;
-            self.at.resident_bytes += self.bytes(storage);
+        self.make_room(demand)?;
+        self.note_peak(index, self.resident_bytes() + demand);
+        self.lag_ns[index] = self.at.now_ns - lineage.start_ns(index);
+        self.at.now_ns += lineage.end_ns(index) - lineage.start_ns(index);
+        for &id in lineage.windows_ending(index + 1) {
+            if self.actions[id.index()] != Action::Keep && !lineage.window(id).used_again {
+                self.free(lineage.window(id).storage);
+            }
         }
-        for &version in lineage.writes(index) {
-            self.at.current[lineage.version(version).storage.index()] = version;
+        self.at.lag_ns = self.at.now_ns - lineage.end_ns(index);
+        Ok(())
+    }
+
+    fn start_windows(&mut self) {
+        self.slab.members.clear();
+        // Small storages first, so that they leave side by side.
+        for small in [true, false] {
+            for &id in self.lineage.windows_starting(self.operator) {
+                let action = self.actions[id.index()];
+                if action != Action::Keep && self.is_gathered(id) == small {
+                    self.start_window(id, action);
+                }
+            }
         }
-        for &storage in &operator.frees {
-            self.free(storage);
+    }
+
+    /// Evicted windows that the operator at hand ends by using their storages, in the order of its accesses.
+    fn used(&self) -> impl Iterator<Item = WindowId> + use<'a> {
+        let (lineage, index) = (self.lineage, self.operator);
+        lineage.windows_ending(index).iter().copied().filter(move |&id| lineage.window(id).used_again)
+    }
+
+    /// Makes all that the operator at hand uses readable. At the iteration's end that is everything that still lives.
+    fn restore_used(&mut self) -> Result<(), Pressed> {
+        self.slab.members.clear();
+        // Small storages that are not on their way yet come together.
+        for id in self.used() {
+            let storage = self.lineage.window(id).storage;
+            if self.is_gathered(id) && self.at.residency[storage.index()] == Residency::Offloaded {
+                self.make_room(self.bytes(storage))?;
+                self.prefetch(id);
+            }
+        }
+        for id in self.used() {
+            if self.actions[id.index()] != Action::Keep {
+                self.restore(self.lineage.window(id).storage)?;
+            }
         }
         Ok(())
+    }
+
+    /// At the iteration's end nothing is under way or kept beside its storage any more.
+    fn let_go(&mut self) {
+        while !self.at.offloads.is_empty() {
+            self.finish_next_offload();
+        }
+        while let Some(entry) = self.at.retained.pop_back() {
+            if let Retained::Version(version) = entry.what {
+                self.release_version(version);
+            }
+        }
     }
 
     fn start_window(&mut self, id: WindowId, action: Action) {
         let window = self.lineage.window(id);
         let storage = window.storage;
         debug_assert_eq!(self.at.residency[storage.index()], Residency::Resident, "window {} starts", id.0);
+        self.at.open_window(storage, id);
         match action {
-            Action::Keep => return,
-            Action::Swap => {
-                let bytes = self.bytes(storage);
-                let done_ns = self.at.now_ns.max(self.at.offload_free_ns) + self.copies.offload_ns(storage);
-                self.at.offload_free_ns = done_ns;
-                self.at.copy_done_ns[storage.index()] = done_ns;
-                self.at.offloads.push_back(PendingOffload { storage, done_ns });
-                self.at.result.offloaded_bytes += bytes;
-                self.at.residency[storage.index()] = Residency::Offloading;
-                self.emit(Instruction::Offload { storage, tier: Tier::Host, joins: false });
-                self.contend(storage);
-            }
+            Action::Keep => unreachable!("a kept window changes nothing"),
+            Action::Swap => self.offload(id),
             Action::Recompute => {
                 debug_assert!(window.recomputable, "window {} cannot be recomputed", id.0);
                 self.drop_storage(storage);
             }
         }
-        self.at.window[storage.index()] = id.0;
     }
 
     fn drop_storage(&mut self, storage: StorageId) {
-        self.at.resident_bytes -= self.bytes(storage);
+        self.at.excess_bytes -= self.bytes(storage) as i64;
         self.at.residency[storage.index()] = Residency::Dropped;
         self.emit(Instruction::Drop(storage));
     }
 
-    fn finish_done_offloads(&mut self) {
-        while self.at.offloads.front().is_some_and(|offload| offload.done_ns <= self.at.now_ns) {
-            self.finish_next_offload();
-        }
-    }
-
-    /// Waits for the oldest offload under way and releases its bytes.
-    fn finish_next_offload(&mut self) {
-        let PendingOffload { storage, done_ns } = self.at.offloads.pop_front().expect("an offload is under way");
-        if self.at.residency[storage.index()] != Residency::Offloading
-            || self.at.copy_done_ns[storage.index()] != done_ns
-        {
-            return;
-        }
-        self.wait_until(done_ns);
-        self.at.resident_bytes -= self.bytes(storage);
-        self.at.residency[storage.index()] = Residency::Offloaded;
-        self.emit(Instruction::FinishOffload(storage));
-    }
-
-    fn issue_due_prefetches(&mut self) {
-        let lineage = self.lineage;
-        self.at.due.extend(self.prefetches.due(self.operator));
-        let demand = if self.operator < self.trace.operators.len() { lineage.demand_bytes(self.operator) } else { 0 };
-        let mut waiting = 0;
-        for position in 0..self.at.due.len() {
-            let id = self.at.due[position];
-            let window = lineage.window(id);
-            let (storage, bytes) = (window.storage, self.bytes(window.storage));
-            let needed_still = self.at.window[storage.index()] == id.0 && window.end as usize > self.operator;
-            if !needed_still || self.at.residency[storage.index()] != Residency::Offloaded {
-                // Used already, recalled, or at its use now: `restore` sees to it.
-                if needed_still && self.at.residency[storage.index()] == Residency::Offloading {
-                    self.at.due[waiting] = id;
-                    waiting += 1;
-                }
-            } else if self.at.resident_bytes + bytes + demand <= self.budget_bytes {
-                self.prefetch(storage);
-                self.retain(Retained::Storage(storage));
-            } else {
-                self.at.due[waiting] = id;
-                waiting += 1;
-            }
-        }
-        self.at.due.truncate(waiting);
-    }
-
-    fn prefetch(&mut self, storage: StorageId) {
-        let bytes = self.bytes(storage);
-        let done_ns = self.at.now_ns.max(self.at.prefetch_free_ns) + self.copies.prefetch_ns(storage);
-        self.at.prefetch_free_ns = done_ns;
-        self.at.copy_done_ns[storage.index()] = done_ns;
-        self.at.resident_bytes += bytes;
-        self.at.result.prefetched_bytes += bytes;
-        self.at.residency[storage.index()] = Residency::Prefetching;
-        self.note_peak(0);
-        self.emit(Instruction::Prefetch { storage, joins: false });
-        self.contend(storage);
-    }
-
-    /// Charges compute with what a copy beside it takes.
-    fn contend(&mut self, storage: StorageId) {
-        let lost_ns = self.copies.contention_ns(storage);
-        self.at.now_ns += lost_ns;
-        self.at.result.contention_ns += lost_ns;
-    }
-
-    /// At the iteration's end everything that still lives is resident again.
-    fn restore_all(&mut self, plan: &Plan) -> Result<(), Pressed> {
-        for &id in self.lineage.windows_ending(self.operator) {
-            let window = self.lineage.window(id);
-            if window.used_again {
-                self.wanted_by[window.storage.index()] = self.operator as u32;
-                self.restore(window.storage, plan)?;
-            }
-        }
-        while !self.at.offloads.is_empty() {
-            self.finish_next_offload();
-        }
-        while let Some(entry) = self.at.retained.pop() {
-            if let Retained::Version(version) = entry.what {
-                self.release_version(version);
-            }
-        }
-        Ok(())
-    }
-
     /// Makes `storage` readable and closes its window.
-    fn restore(&mut self, storage: StorageId, plan: &Plan) -> Result<(), Pressed> {
+    fn restore(&mut self, storage: StorageId) -> Result<(), Pressed> {
         if self.at.residency[storage.index()] != Residency::Resident {
-            self.materialise(storage, plan)?;
+            self.materialise(storage)?;
         }
-        self.at.window[storage.index()] = NO_WINDOW;
+        self.close_window(storage);
         Ok(())
+    }
+
+    /// The storage is used or freed: a copy of it has no use any more.
+    fn close_window(&mut self, storage: StorageId) {
+        if let Some(window) = self.at.close_window(storage)
+            && self.actions[window.index()] == Action::Swap
+        {
+            self.at.slow_bytes[self.placement.tier(window) as usize] -= self.bytes(storage);
+        }
     }
 
     /// Makes `storage` readable.
-    fn materialise(&mut self, storage: StorageId, plan: &Plan) -> Result<(), Pressed> {
+    fn materialise(&mut self, storage: StorageId) -> Result<(), Pressed> {
         match self.at.residency[storage.index()] {
             Residency::Resident => {}
             Residency::Offloading => {
@@ -452,333 +589,52 @@ impl<'a> Timeline<'a> {
                 self.emit(Instruction::Recall(storage));
             }
             Residency::Offloaded => {
-                self.make_room(self.bytes(storage), plan)?;
-                self.prefetch(storage);
+                self.make_room(self.bytes(storage))?;
+                self.slab.members.clear();
+                self.prefetch(WindowId(self.at.window[storage.index()]));
                 self.finish_prefetch(storage);
             }
             Residency::Prefetching => self.finish_prefetch(storage),
-            Residency::Dropped => self.rebuild(self.at.current[storage.index()], plan)?,
+            Residency::Dropped => {
+                let window = WindowId(self.at.window[storage.index()]);
+                self.rebuild(self.lineage.window(window).version)?;
+            }
             Residency::Absent => unreachable!("storage {} is used before or after its life", storage.0),
         }
         Ok(())
     }
 
-    fn finish_prefetch(&mut self, storage: StorageId) {
-        self.wait_until(self.at.copy_done_ns[storage.index()]);
-        self.at.residency[storage.index()] = Residency::Resident;
-        self.emit(Instruction::FinishPrefetch(storage));
-    }
-
-    /// Reruns what `version` depends on until it stands in its storage. An explicit stack, not recursion: chains
-    /// can be as long as the iteration.
-    fn rebuild(&mut self, version: VersionId, plan: &Plan) -> Result<(), Pressed> {
-        debug_assert!(self.stack.is_empty());
-        self.push_rerun(version);
-        while let Some(&operator) = self.stack.last() {
-            match self.missing_input(operator, plan)? {
-                Some(input) => self.push_rerun(input),
-                None => self.rerun(operator, plan)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn push_rerun(&mut self, version: VersionId) {
-        let producer = self.lineage.version(version).producer;
-        let producer = producer.unwrap_or_else(|| unreachable!("version {} is a lost root", version.0));
-        debug_assert!(self.stack.last().is_none_or(|&reader| producer < reader), "reruns only reach back in time");
-        self.stack.push(producer);
-        for &input in self.lineage.replay_inputs(producer) {
-            self.version_locks[input.index()] += 1;
-        }
-    }
-
-    /// Whether the operator at hand, or a rerun on its behalf, needs what the storage holds.
-    fn is_locked(&self, storage: StorageId) -> bool {
-        self.wanted_by[storage.index()] == self.operator as u32
-            || self.version_locks[self.at.current[storage.index()].index()] > 0
-    }
-
-    /// The first input of a rerun that has to be rebuilt before it. Inputs in the slow tier are fetched.
-    fn missing_input(&mut self, operator: OperatorId, plan: &Plan) -> Result<Option<VersionId>, Pressed> {
-        for &input in self.lineage.replay_inputs(operator) {
-            let storage = self.lineage.version(input).storage;
-            if self.at.beside[input.index()] {
-                continue;
-            }
-            if self.at.current[storage.index()] != input || self.at.residency[storage.index()] == Residency::Absent {
-                return Ok(Some(input));
-            }
-            match self.at.residency[storage.index()] {
-                Residency::Resident => {}
-                Residency::Dropped => return Ok(Some(input)),
-                _ => {
-                    let retained_already = self.at.residency[storage.index()] == Residency::Prefetching;
-                    self.materialise(storage, plan)?;
-                    if !retained_already {
-                        self.retain(Retained::Storage(storage));
-                    }
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// Reruns the operator on top of the stack.
-    fn rerun(&mut self, operator: OperatorId, plan: &Plan) -> Result<(), Pressed> {
-        let (trace, lineage) = (self.trace, self.lineage);
-        let facts = &trace.operators[operator.index()];
-        let mut created = 0;
-        for &output in lineage.replay_outputs(operator) {
-            if self.at.beside[output.index()] {
-                // Kept since an earlier rerun, for another child: this rerun makes it anew.
-                self.forget_version(output);
-                self.release_version(output);
-            }
-            if self.predecessor(operator, output).is_none() {
-                created += self.bytes(lineage.version(output).storage);
-            }
-        }
-        let demand = created + facts.workspace_bytes;
-        self.make_room(demand, plan)?;
-        self.note_peak(demand);
-        self.emit(Instruction::Rerun(operator));
-        self.at.now_ns += facts.cost_ns;
-        self.at.result.recompute_ns += facts.cost_ns;
-        self.at.resident_bytes += created;
-        for &output in lineage.replay_outputs(operator) {
-            if let Some(consumed) = self.predecessor(operator, output) {
-                debug_assert!(
-                    self.at.beside[consumed.index()],
-                    "an in-place rerun consumes a version beside its storage"
-                );
-                self.at.beside[consumed.index()] = false;
-                self.forget_version(consumed);
-            }
-            let storage = lineage.version(output).storage;
-            if self.is_dropped(output) {
-                self.at.residency[storage.index()] = Residency::Resident;
-            } else {
-                self.at.beside[output.index()] = true;
-            }
-        }
-        self.stack.pop();
-        for &input in lineage.replay_inputs(operator) {
-            self.version_locks[input.index()] -= 1;
-        }
-        for &output in lineage.replay_outputs(operator) {
-            let what = if self.at.beside[output.index()] {
-                Retained::Version(output)
-            } else {
-                Retained::Storage(lineage.version(output).storage)
-            };
-            self.retain(what);
-        }
-        for &input in lineage.replay_inputs(operator) {
-            if self.at.beside[input.index()] && self.version_locks[input.index()] == 0 {
-                self.retain(Retained::Version(input));
-            }
-        }
-        Ok(())
-    }
-
-    /// The version that a rerun of `operator` turns into `output` in place, where it reads one.
-    fn predecessor(&self, operator: OperatorId, output: VersionId) -> Option<VersionId> {
-        let storage = self.lineage.version(output).storage;
-        self.lineage
-            .replay_inputs(operator)
-            .iter()
-            .copied()
-            .find(|&input| self.lineage.version(input).storage == storage)
-    }
-
-    /// Keeps restored bytes for as long as nothing else needs their room, or releases them at once where nothing
-    /// will use them.
-    fn retain(&mut self, what: Retained) {
-        let next_use = match what {
-            Retained::Storage(storage) => {
-                let window = self.at.window[storage.index()];
-                if window == NO_WINDOW {
-                    return;
-                }
-                let window = self.lineage.window(WindowId(window));
-                if window.end as usize <= self.operator && window.used_again {
-                    return;
-                }
-                window.end
-            }
-            Retained::Version(version) => {
-                self.forget_version(version);
-                let locked = self.version_locks[version.index()] > 0;
-                let next_use = match self.residency_of(version) {
-                    // Its storage holds it: what another output's rerun made of it is a second copy.
-                    Residency::Resident | Residency::Offloading | Residency::Prefetching => None,
-                    Residency::Offloaded => locked.then_some(self.operator as u32),
-                    _ => self.next_use(version, RETAIN_DEPTH).or(locked.then_some(self.operator as u32)),
-                };
-                let Some(next_use) = next_use else { return self.release_version(version) };
-                next_use
-            }
-        };
-        self.push_retained(RetainedEntry { what, next_use });
-    }
-
-    fn push_retained(&mut self, entry: RetainedEntry) {
-        self.at.retained_from = self.at.retained_from.min(entry.next_use);
-        self.at.retained.push(entry);
-    }
-
-    /// When a dropped storage that would be rebuilt from `version` is used next.
-    fn next_use(&self, version: VersionId, depth: u32) -> Option<u32> {
-        let (lineage, mut next) = (self.lineage, None);
-        for &consumer in lineage.consumers(version) {
-            if consumer.index() >= self.operator {
-                break;
-            }
-            for &output in lineage.replay_outputs(consumer) {
-                let storage = lineage.version(output).storage;
-                let candidate = if self.is_dropped(output) {
-                    match self.at.window[storage.index()] {
-                        NO_WINDOW => None,
-                        window => {
-                            let window = lineage.window(WindowId(window));
-                            (window.used_again && window.end as usize > self.operator).then_some(window.end)
-                        }
-                    }
-                } else if depth > 1 && !self.is_materialised(output) {
-                    self.next_use(output, depth - 1)
-                } else {
-                    None
-                };
-                next = [next, candidate].into_iter().flatten().min();
-            }
-        }
-        next
-    }
-
-    /// Lets go of retained entries whose next use has come: storages are in use, versions are looked at again.
-    fn forget_used_retained(&mut self) {
-        if self.at.retained_from as usize >= self.operator {
-            return;
-        }
-        self.at.retained_from = u32::MAX;
-        let mut position = 0;
-        while position < self.at.retained.len() {
-            let RetainedEntry { what, next_use } = self.at.retained[position];
-            if next_use as usize >= self.operator {
-                self.at.retained_from = self.at.retained_from.min(next_use);
-                position += 1;
-                continue;
-            }
-            self.at.retained.swap_remove(position);
-            if let Retained::Version(version) = what {
-                match self.next_use(version, RETAIN_DEPTH) {
-                    Some(next_use) => self.push_retained(RetainedEntry { what, next_use }),
-                    None => self.release_version(version),
-                }
-            }
-        }
-    }
-
-    /// Takes a version off the list of what is retained.
-    fn forget_version(&mut self, version: VersionId) {
-        self.at.retained.retain(|entry| !matches!(entry.what, Retained::Version(other) if other == version));
-    }
-
-    fn release_version(&mut self, version: VersionId) {
-        debug_assert!(self.at.beside[version.index()]);
-        self.at.beside[version.index()] = false;
-        self.at.resident_bytes -= self.bytes(self.lineage.version(version).storage);
-        self.emit(Instruction::Release(version));
-    }
-
-    /// Evicts again what was restored early, or releases a version: the unlocked one with the farthest next use.
-    fn release_farthest(&mut self, plan: &Plan) -> bool {
-        let mut farthest: Option<(usize, u32)> = None;
-        for (position, entry) in self.at.retained.iter().enumerate() {
-            let locked = match entry.what {
-                Retained::Storage(storage) => self.is_locked(storage) || self.at.window[storage.index()] == NO_WINDOW,
-                Retained::Version(version) => self.version_locks[version.index()] > 0,
-            };
-            if !locked && farthest.is_none_or(|(_, next_use)| entry.next_use > next_use) {
-                farthest = Some((position, entry.next_use));
-            }
-        }
-        let Some((position, _)) = farthest else { return false };
-        match self.at.retained.swap_remove(position).what {
-            Retained::Version(version) => self.release_version(version),
-            Retained::Storage(storage) => {
-                if self.at.residency[storage.index()] == Residency::Prefetching {
-                    self.finish_prefetch(storage);
-                }
-                match plan.action(WindowId(self.at.window[storage.index()])) {
-                    Action::Recompute => self.drop_storage(storage),
-                    Action::Swap => {
-                        self.at.resident_bytes -= self.bytes(storage);
-                        self.at.residency[storage.index()] = Residency::Offloaded;
-                        self.emit(Instruction::Discard(storage));
-                    }
-                    Action::Keep => unreachable!("a kept storage is never restored"),
-                }
-            }
-        }
-        true
-    }
-
-    /// Sees to it that `needed` more bytes fit, by what is decided already.
-    #[inline]
-    fn make_room(&mut self, needed: u64, plan: &Plan) -> Result<(), Pressed> {
-        if self.at.resident_bytes + needed <= self.budget_bytes { Ok(()) } else { self.free_bytes(needed, plan) }
-    }
-
-    /// Waits for offloads, then releases what is retained, until `needed` more bytes fit.
-    fn free_bytes(&mut self, needed: u64, plan: &Plan) -> Result<(), Pressed> {
-        while self.at.resident_bytes + needed > self.budget_bytes {
-            if !self.at.offloads.is_empty() {
-                self.finish_next_offload();
-            } else if !self.release_farthest(plan) {
-                let deficit_bytes = self.at.resident_bytes + needed - self.budget_bytes;
-                if self.on_pressure == OnPressure::Stop {
-                    self.collect_open_windows(plan);
-                    if !self.open.is_empty() {
-                        return Err(Pressed { deficit_bytes });
-                    }
-                }
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn collect_open_windows(&mut self, plan: &Plan) {
+    /// Finds the windows that one of `actions` could evict.
+    fn collect_open_windows(&mut self, actions: ActionSet) {
         self.open.clear();
         let index = self.operator as u32;
         let windows = self.lineage.windows();
         // They are ordered by their ends.
         let ended = windows.partition_point(|window| window.end <= index);
         for (id, window) in windows.iter().enumerate().skip(ended) {
-            let kept = window.start <= index && plan.actions()[id] == Action::Keep;
-            if kept && !self.is_locked(window.storage) {
+            let kept = window.start <= index && self.actions[id] == Action::Keep;
+            if kept && !self.is_locked(window) && self.may_evict(window, actions) {
                 self.open.push(WindowId(id as u32));
             }
         }
     }
 
+    fn may_evict(&self, window: &Window, actions: ActionSet) -> bool {
+        actions.recompute && window.recomputable
+            || actions.swap && self.placement.room_for(window, self.bytes(window.storage)).is_some()
+    }
+
+    /// The program lets go of an evicted storage.
     fn free(&mut self, storage: StorageId) {
         match self.at.residency[storage.index()] {
-            Residency::Resident | Residency::Prefetching => self.at.resident_bytes -= self.bytes(storage),
-            Residency::Offloading => {
-                self.wait_until(self.at.copy_done_ns[storage.index()]);
-                self.at.resident_bytes -= self.bytes(storage);
-            }
-            Residency::Offloaded | Residency::Dropped => {}
+            Residency::Resident | Residency::Prefetching => {}
+            Residency::Offloading => self.wait_until(self.at.copy_done_ns[storage.index()]),
+            // Its bytes, which are free already, are not freed with the others of the profile.
+            Residency::Offloaded | Residency::Dropped => self.at.excess_bytes += self.bytes(storage) as i64,
             Residency::Absent => unreachable!("storage {} is freed twice", storage.0),
         }
-        self.at.residency[storage.index()] = Residency::Absent;
-        self.at.window[storage.index()] = NO_WINDOW;
-        if !self.at.retained.is_empty() {
-            self.at.retained.retain(|entry| !matches!(entry.what, Retained::Storage(other) if other == storage));
-        }
+        self.at.residency[storage.index()] = Residency::Resident;
+        self.close_window(storage);
     }
 
     fn wait_until(&mut self, moment_ns: u64) {
@@ -788,19 +644,24 @@ impl<'a> Timeline<'a> {
         }
     }
 
-    fn note_peak(&mut self, transient_bytes: u64) {
-        let bytes = self.at.resident_bytes + transient_bytes;
-        if bytes > self.at.result.peak_bytes {
-            self.at.result.peak_bytes = bytes;
-            self.at.result.peak_operator = self.operator;
+    fn note_peak(&mut self, operator: usize, bytes: u64) {
+        if bytes > self.at.segment.peak.0 {
+            self.at.segment.peak = (bytes, operator);
+            if self.notes.is_some() {
+                self.note_residents(operator, bytes);
+            }
         }
     }
 
     fn bytes(&self, storage: StorageId) -> u64 {
-        self.trace.storages[storage.index()].bytes
+        self.lineage.bytes(storage)
     }
 
     fn emit(&mut self, instruction: Instruction) {
+        if !matches!(instruction, Instruction::Offload { .. } | Instruction::Prefetch { .. }) {
+            // What comes after another step moves alone.
+            self.slab.members.clear();
+        }
         if let Some(schedule) = &mut self.schedule {
             schedule.push(self.operator, instruction);
         }

@@ -4,7 +4,7 @@
 //! same three clocks and writes the hours beside it, for people to look at. It decides nothing, and its makespan is the
 //! predicted one (`tests/timetable.rs`).
 
-use crate::hardware::Link;
+use crate::hardware::{Link, SlowTiers, Tier};
 use crate::lineage::Lineage;
 use crate::playback::{Event, Wait, play};
 use crate::schedule::Schedule;
@@ -74,12 +74,14 @@ pub struct Timetable {
 /// The clocks of the timeline.
 struct Clocks<'a> {
     trace: &'a Trace,
-    link: Link,
+    tiers: SlowTiers,
     now_ns: u64,
     offload_free_ns: u64,
     prefetch_free_ns: u64,
     /// Per storage: when its last copy is done.
     copy_done_ns: Vec<u64>,
+    /// Per storage: the tier that its last copy went to.
+    tier: Vec<Tier>,
     /// Per block.
     block_bytes: Vec<u64>,
     device_bytes: u64,
@@ -87,15 +89,16 @@ struct Clocks<'a> {
 }
 
 impl Timetable {
-    /// The timetable of an iteration of `trace` under `schedule`, which the timeline wrote for `link`.
-    pub fn of(trace: &Trace, lineage: &Lineage, schedule: &Schedule, link: Link) -> Self {
+    /// The timetable of an iteration of `trace` under `schedule`, which the timeline wrote for `tiers`.
+    pub fn of(trace: &Trace, lineage: &Lineage, schedule: &Schedule, tiers: impl Into<SlowTiers>) -> Self {
         let mut clocks = Clocks {
             trace,
-            link,
+            tiers: tiers.into(),
             now_ns: 0,
             offload_free_ns: 0,
             prefetch_free_ns: 0,
             copy_done_ns: vec![0; trace.storages.len()],
+            tier: vec![Tier::Host; trace.storages.len()],
             block_bytes: Vec::new(),
             device_bytes: 0,
             written: Timetable::default(),
@@ -123,14 +126,15 @@ impl Clocks<'_> {
                 self.count(self.device_bytes + bytes);
             }
             Event::Free(block) => self.count(self.device_bytes - self.block_bytes[block.index()]),
-            Event::Offload { storages, .. } => {
-                let link = self.link;
+            Event::Offload { storages, tier } => {
+                storages.iter().for_each(|storage| self.tier[storage.index()] = tier);
+                let link = self.link_of(storages);
                 self.offload_free_ns =
                     self.copy(Lane::Offload, storages, self.offload_free_ns, |bytes| link.offload_ns(bytes));
                 self.contend(storages);
             }
             Event::Prefetch { storages } => {
-                let link = self.link;
+                let link = self.link_of(storages);
                 self.prefetch_free_ns =
                     self.copy(Lane::Prefetch, storages, self.prefetch_free_ns, |bytes| link.prefetch_ns(bytes));
                 self.contend(storages);
@@ -148,6 +152,14 @@ impl Clocks<'_> {
             Event::Rerun(operator) => {
                 self.compute(Activity::Rerun(operator), self.trace.operators[operator.index()].cost_ns);
             }
+        }
+    }
+
+    /// The way that a slab takes; all of it goes to one tier, or comes from one.
+    fn link_of(&self, storages: &[StorageId]) -> Link {
+        match storages.first().map(|storage| self.tier[storage.index()]) {
+            Some(Tier::File) => self.tiers.file.map_or(self.tiers.host, |file| file.link),
+            _ => self.tiers.host,
         }
     }
 
@@ -178,7 +190,8 @@ impl Clocks<'_> {
 
     fn contend(&mut self, storages: &[StorageId]) {
         let bytes = storages.iter().map(|storage| self.trace.storages[storage.index()].bytes);
-        let lost_ns = bytes.map(|bytes| self.link.contention_ns(bytes)).sum();
+        let link = self.link_of(storages);
+        let lost_ns = bytes.map(|bytes| link.contention_ns(bytes)).sum();
         self.compute(Activity::Contention, lost_ns);
     }
 }

@@ -4,12 +4,14 @@
 mod support;
 
 use plimsoll_runtime::baselines::{BASELINES, baseline};
+use plimsoll_runtime::hardware::{FileTier, Tier};
 use plimsoll_runtime::schedule::Instruction;
 use plimsoll_runtime::{
-    Action, ActionSet, Choice, Lineage, Link, Plan, Policy, Prediction, Problem, Sweep, Timeline, Trace,
+    Action, ActionSet, Choice, Lineage, Link, Plan, Policy, Prediction, Problem, SlowTiers, Sweep, Timeline, Trace,
 };
 use support::draw::Draw;
 use support::interpreter::carry_out;
+use support::oracle;
 use support::random_trace::random_trace;
 
 const CASES: u64 = 6_000;
@@ -22,6 +24,21 @@ fn random_link(draw: &mut Draw) -> Link {
         prefetch_bytes_per_s: bytes_per_s * draw.pick(&[0.5, 1.0, 3.0]),
         latency_ns: draw.pick(&[0, 10, 2_000]),
         contention_ns_per_byte: draw.pick(&[0.0, 0.2]),
+    }
+}
+
+/// Tiers of every kind: the host alone, a host that is soon full, a file behind it, nothing at all.
+fn random_tiers(draw: &mut Draw, lineage: &Lineage) -> SlowTiers {
+    let host = random_link(draw);
+    let limit_bytes = |draw: &mut Draw| lineage.keep_all_peak_bytes() * draw.below(60) / 100;
+    match draw.below(4) {
+        0 => SlowTiers { host, host_limit_bytes: limit_bytes(draw), file: None },
+        1 => {
+            let limits = [u64::MAX, limit_bytes(draw)];
+            let file = FileTier { link: random_link(draw), limit_bytes: draw.pick(&limits) };
+            SlowTiers { host, host_limit_bytes: limit_bytes(draw), file: Some(file) }
+        }
+        _ => host.into(),
     }
 }
 
@@ -46,14 +63,22 @@ fn random_budget(draw: &mut Draw, lineage: &Lineage) -> u64 {
 }
 
 /// Everything that holds for any plan under any budget.
-fn check_plan(trace: &Trace, lineage: &Lineage, link: Link, plan: &Plan, budget_bytes: u64) -> Prediction {
-    let mut timeline = Timeline::new(trace, lineage, link);
+fn check_plan(trace: &Trace, lineage: &Lineage, tiers: SlowTiers, plan: &Plan, budget_bytes: u64) -> Prediction {
+    let mut timeline = Timeline::new(trace, lineage, tiers);
     let (schedule, prediction) = timeline.schedule(plan, budget_bytes);
+    let (expected, steps) = oracle::predict(trace, lineage, tiers, plan, budget_bytes);
+    assert_eq!(prediction, expected, "the simple timeline");
+    let differs = schedule.steps().iter().zip(&steps).position(|(step, expected)| step != expected);
+    assert_eq!((differs, schedule.steps().len()), (None, steps.len()), "the simple timeline");
     let carried = carry_out(trace, &schedule);
     assert_eq!(carried.peak_bytes, prediction.peak_bytes, "peak");
     assert_eq!(carried.rerun_ns, prediction.recompute_ns, "time of reruns");
     assert_eq!(carried.offloaded_bytes, prediction.offloaded_bytes, "offloaded");
     assert_eq!(carried.prefetched_bytes, prediction.prefetched_bytes, "prefetched");
+    assert_eq!(carried.slow_peak_bytes, [prediction.host_peak_bytes, prediction.file_peak_bytes], "slow tiers");
+    for tier in [Tier::Host, Tier::File] {
+        assert!(carried.slow_peak_bytes[tier as usize] <= tiers.limit_bytes(tier), "{tier:?} limit");
+    }
     assert_eq!(prediction.over_budget_bytes, prediction.peak_bytes.saturating_sub(budget_bytes), "over budget");
     let without_evictions = lineage.keep_all_makespan_ns();
     assert_eq!(
@@ -71,22 +96,22 @@ fn any_plan_under_any_budget_is_lawful_and_its_peak_exact() {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, OPERATORS_MAX);
         let lineage = Lineage::of(&trace);
-        let (link, budget_bytes) = (random_link(draw), random_budget(draw, &lineage));
+        let (tiers, budget_bytes) = (random_tiers(draw, &lineage), random_budget(draw, &lineage));
         let plan = random_plan(draw, &lineage);
-        noting(seed, || check_plan(&trace, &lineage, link, &plan, budget_bytes));
+        noting(seed, || check_plan(&trace, &lineage, tiers, &plan, budget_bytes));
     }
 }
 
 #[test]
 fn the_drawn_cases_need_every_instruction_often() {
-    let mut seen = [0u64; 9];
+    let mut seen = [0u64; 11];
     for seed in 0..CASES / 10 {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, OPERATORS_MAX);
         let lineage = Lineage::of(&trace);
-        let (link, budget_bytes) = (random_link(draw), random_budget(draw, &lineage));
+        let (tiers, budget_bytes) = (random_tiers(draw, &lineage), random_budget(draw, &lineage));
         let plan = random_plan(draw, &lineage);
-        let (schedule, _) = Timeline::new(&trace, &lineage, link).schedule(&plan, budget_bytes);
+        let (schedule, _) = Timeline::new(&trace, &lineage, tiers).schedule(&plan, budget_bytes);
         for (_, instruction) in schedule.steps() {
             let kind = match instruction {
                 Instruction::Offload { .. } => 0,
@@ -100,6 +125,8 @@ fn the_drawn_cases_need_every_instruction_often() {
                 Instruction::Release(_) => 8,
             };
             seen[kind] += 1;
+            seen[9] += u64::from(matches!(instruction, Instruction::Offload { joins: true, .. }));
+            seen[10] += u64::from(matches!(instruction, Instruction::Prefetch { joins: true, .. }));
         }
     }
     assert!(seen.iter().all(|&count| count > 100), "{seen:?}");
@@ -112,7 +139,7 @@ fn keeping_everything_costs_what_the_lineage_says() {
         let trace = random_trace(draw, OPERATORS_MAX);
         let lineage = Lineage::of(&trace);
         let plan = Plan::keep_all(lineage.windows().len());
-        let prediction = Timeline::new(&trace, &lineage, random_link(draw)).predict(&plan, u64::MAX);
+        let prediction = Timeline::new(&trace, &lineage, random_tiers(draw, &lineage)).predict(&plan, u64::MAX);
         assert_eq!(prediction.peak_bytes, lineage.keep_all_peak_bytes(), "seed {seed}");
         assert_eq!(prediction.makespan_ns, lineage.keep_all_makespan_ns(), "seed {seed}");
     }
@@ -122,7 +149,7 @@ fn keeping_everything_costs_what_the_lineage_says() {
 struct Watched<'a> {
     policy: Box<dyn Policy + Send>,
     problem: Problem<'a>,
-    evicted: Vec<bool>,
+    chosen: Vec<Action>,
 }
 
 impl Policy for Watched<'_> {
@@ -132,7 +159,7 @@ impl Policy for Watched<'_> {
 
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let plan = self.policy.open(problem);
-        self.evicted = plan.actions().iter().map(|&action| action != Action::Keep).collect();
+        self.chosen = plan.actions().to_vec();
         plan
     }
 
@@ -143,13 +170,18 @@ impl Policy for Watched<'_> {
         for candidate in pressure.candidates {
             let window = lineage.window(candidate.window);
             assert!(window.start as usize <= pressure.operator && pressure.operator < window.end as usize);
-            assert!(!self.evicted[candidate.window.index()], "offered again");
+            // A swap for which there was no room is offered again, to be recomputed.
+            match self.chosen[candidate.window.index()] {
+                Action::Keep => {}
+                Action::Swap => assert!(!candidate.can_swap && candidate.can_recompute, "swapped twice"),
+                Action::Recompute => panic!("offered again"),
+            }
             assert!(candidate.can_swap || candidate.can_recompute);
             assert!(!candidate.can_swap || actions.swap);
             assert!(!candidate.can_recompute || actions.recompute && window.recomputable);
         }
         let choice = self.policy.choose(pressure)?;
-        self.evicted[pressure.candidates[choice.candidate].window.index()] = true;
+        self.chosen[pressure.candidates[choice.candidate].window.index()] = choice.action;
         Some(choice)
     }
 }
@@ -162,14 +194,14 @@ fn every_baseline_plans_lawfully_at_any_budget() {
         let lineage = Lineage::of(&trace);
         let (swap, recompute) = draw.pick(&[(true, true), (true, true), (true, false), (false, true)]);
         let actions = ActionSet { swap, recompute };
-        let (link, budget_bytes) = (random_link(draw), random_budget(draw, &lineage));
-        let problem = Problem { trace: &trace, lineage: &lineage, link, budget_bytes, actions };
+        let (tiers, budget_bytes) = (random_tiers(draw, &lineage), random_budget(draw, &lineage));
+        let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions };
         for name in BASELINES {
             let policy = baseline(name, seed).expect("every name in the list is known");
-            let mut policy = Watched { policy, problem, evicted: Vec::new() };
+            let mut policy = Watched { policy, problem, chosen: Vec::new() };
             noting(seed, || {
                 let planned = plimsoll_runtime::plan(problem, &mut policy);
-                let prediction = check_plan(&trace, &lineage, link, &planned.plan, budget_bytes);
+                let prediction = check_plan(&trace, &lineage, tiers, &planned.plan, budget_bytes);
                 assert_eq!(prediction, planned.prediction, "{name}");
                 assert_eq!(planned.fits(), prediction.peak_bytes <= budget_bytes, "{name}");
                 assert!(planned.plan.actions().iter().all(|&action| actions.allows(action)), "{name}");
@@ -184,15 +216,15 @@ fn a_sweep_that_is_given_up_at_any_point_still_ends_in_a_lawful_plan() {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, OPERATORS_MAX);
         let lineage = Lineage::of(&trace);
-        let (link, budget_bytes) = (random_link(draw), random_budget(draw, &lineage));
-        let problem = Problem { trace: &trace, lineage: &lineage, link, budget_bytes, actions: ActionSet::ALL };
+        let (tiers, budget_bytes) = (random_tiers(draw, &lineage), random_budget(draw, &lineage));
+        let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions: ActionSet::ALL };
         let mut sweep = Sweep::new(problem, random_plan(draw, &lineage));
         let patience = draw.below(8);
         while let Some(pressure) = sweep.pressure() {
             let choices: Vec<Choice> = pressure.choices().collect();
             if (sweep.decisions() as u64) < patience { sweep.take(draw.pick(&choices)) } else { sweep.give_up() }
         }
-        let prediction = noting(seed, || check_plan(&trace, &lineage, link, sweep.plan(), budget_bytes));
+        let prediction = noting(seed, || check_plan(&trace, &lineage, tiers, sweep.plan(), budget_bytes));
         assert_eq!(prediction, sweep.prediction(), "seed {seed}");
     }
 }
@@ -204,8 +236,8 @@ fn every_pressure_point_of_a_long_sweep_is_that_of_a_sweep_that_starts_with_the_
         let trace = random_trace(draw, 12 * OPERATORS_MAX);
         let lineage = Lineage::of(&trace);
         let budget_bytes = lineage.keep_all_peak_bytes() * draw.within(40, 90) / 100;
-        let link = random_link(draw);
-        let problem = Problem { trace: &trace, lineage: &lineage, link, budget_bytes, actions: ActionSet::ALL };
+        let tiers = random_tiers(draw, &lineage);
+        let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions: ActionSet::ALL };
         let mut sweep = Sweep::new(problem, Plan::keep_all(lineage.windows().len()));
         while let Some(pressure) = sweep.pressure() {
             if draw.chance(10) {
@@ -219,7 +251,7 @@ fn every_pressure_point_of_a_long_sweep_is_that_of_a_sweep_that_starts_with_the_
             let choices: Vec<Choice> = pressure.choices().collect();
             sweep.take(draw.pick(&choices));
         }
-        let prediction = noting(seed, || check_plan(&trace, &lineage, link, sweep.plan(), budget_bytes));
+        let prediction = noting(seed, || check_plan(&trace, &lineage, tiers, sweep.plan(), budget_bytes));
         assert_eq!(prediction, sweep.prediction(), "seed {seed}");
     }
 }

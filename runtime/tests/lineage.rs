@@ -182,3 +182,19 @@ fn the_keep_all_profile_counts_outputs_and_workspace() {
     assert_eq!(lineage.keep_all_bytes(), [initial + 5_700, initial + 5_000, initial]);
     assert_eq!([lineage.start_ns(0), lineage.start_ns(1), lineage.keep_all_makespan_ns()], [0, 15, 38]);
 }
+
+#[test]
+fn a_version_whose_own_roots_are_gone_serves_as_a_root_while_its_storage_holds_it() {
+    let mut script = Script::new(1);
+    script.run(1).reads(0).creates(1);
+    script.run(1).reads(1).creates(2);
+    script.run(1).overwrites(0);
+    script.idles(2, 1);
+    script.run(1).reads(2);
+    script.run(1).reads(1).frees(1);
+    script.run(1).reads(2);
+    let trace = script.trace();
+    assert_eq!(windows(&trace, 1), [(2, 6, true, false)], "what it was made of is overwritten meanwhile");
+    assert_eq!(windows(&trace, 2), [(2, 5, true, true), (6, 7, true, false)]);
+    assert_eq!(versions(&trace, 2)[0].rebuildable_until, Some(6), "until storage 1 is freed");
+}

@@ -1,13 +1,17 @@
-//! The promise: deciding does not allocate.
+//! The promise: deciding does not allocate, and predicting does not once its buffers have grown.
+
+mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use plimsoll_runtime::LearnedPolicy;
+use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::network::{Dense, LOGITS, Network, NetworkWeights, Normaliser};
 use plimsoll_runtime::observation::{Candidate, FEATURES, Pressure};
 use plimsoll_runtime::policy::Policy;
+use plimsoll_runtime::{Action, ActionSet, LearnedPolicy, Lineage, Link, Problem, Timeline, plan};
+use support::realistic::realistic_trace;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -74,5 +78,33 @@ fn no_decision_allocates_greedy_or_sampled_few_candidates_or_many() {
             assert!(policy.choose(&pressure).is_some());
         }
         assert_eq!(ALLOCATIONS.get() - before, 0);
+    }
+}
+
+#[test]
+fn no_prediction_allocates_of_a_plan_or_of_a_change() {
+    let trace = realistic_trace(3, 800);
+    let lineage = Lineage::of(&trace);
+    let link = Link::symmetric(2e10, 10_000);
+    let budget_bytes = lineage.keep_all_peak_bytes() * 7 / 10;
+    let problem =
+        Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
+    for policy in ["capuchin", "dtr"] {
+        let planned = plan(problem, baseline(policy, 0).expect("it is in the list").as_mut());
+        let mut timeline = Timeline::new(&trace, &lineage, link);
+        let changes = |timeline: &mut Timeline<'_>| {
+            for (id, window) in (0..).map(WindowId).zip(lineage.windows()).step_by(7) {
+                let evicted = if window.recomputable { Action::Recompute } else { Action::Swap };
+                let action = if planned.plan.action(id) == Action::Keep { evicted } else { Action::Keep };
+                timeline.predict_change(id, action);
+            }
+        };
+        timeline.rebase(&planned.plan, budget_bytes);
+        changes(&mut timeline);
+        let before = ALLOCATIONS.get();
+        assert_eq!(timeline.predict(&planned.plan, budget_bytes), planned.prediction);
+        timeline.rebase(&planned.plan, budget_bytes);
+        changes(&mut timeline);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "{policy}");
     }
 }

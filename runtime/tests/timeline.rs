@@ -2,11 +2,11 @@
 
 mod support;
 
-use plimsoll_runtime::hardware::Tier;
+use plimsoll_runtime::hardware::{FileTier, Tier};
 use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::schedule::Instruction;
 use plimsoll_runtime::trace::StorageId;
-use plimsoll_runtime::{Action, Lineage, Link, Plan, Prediction, Schedule, Timeline, Trace};
+use plimsoll_runtime::{Action, Lineage, Link, Plan, Prediction, Schedule, SlowTiers, Timeline, Trace};
 use support::interpreter::carry_out;
 use support::script::{BYTES, Script};
 
@@ -193,7 +193,7 @@ fn a_rerun_locks_the_version_it_reads_and_not_a_later_one_in_the_same_storage() 
     let problem = plimsoll_runtime::Problem {
         trace: &trace,
         lineage: &Lineage::of(&trace),
-        link: link(),
+        tiers: link().into(),
         budget_bytes: 3 * BYTES,
         actions: plimsoll_runtime::ActionSet::ALL,
     };
@@ -205,4 +205,128 @@ fn a_rerun_locks_the_version_it_reads_and_not_a_later_one_in_the_same_storage() 
     let pressure = sweep.pressure().expect("rebuilding 2 takes old 1 beside new 1");
     let offered = pressure.candidates.iter().any(|facts| lineage.window(facts.window).storage == StorageId(1));
     assert!(offered, "storage 1 holds nothing that the rerun reads");
+}
+
+/// Storages of 4 kB, so that a copy is latency and hardly anything else; as many as `count`, made by one operator, left
+/// alone, and read by one operator.
+fn small_ones(count: u32, gap: u32) -> Trace {
+    let mut script = Script::new(1);
+    let mut line = script.run(70).reads(0);
+    for storage in 1..=count {
+        line = line.creates_bytes(storage, 4096);
+    }
+    script.idles(gap, 10_000);
+    let mut line = script.run(0);
+    for storage in 1..=count {
+        line = line.reads(storage);
+    }
+    script.trace()
+}
+
+#[test]
+fn small_storages_that_leave_together_pay_the_latency_once_each_way() {
+    let trace = small_ones(10, 8);
+    let swaps: Vec<_> = (1..=10).map(|storage| (storage, 1, Action::Swap)).collect();
+    let (schedule, prediction) = predict(&trace, &swaps, u64::MAX);
+    assert_eq!((prediction.stall_ns, prediction.offloaded_bytes), (0, 40_960));
+    let joined = |step: &Instruction| {
+        matches!(step, Instruction::Offload { joins: true, .. } | Instruction::Prefetch { joins: true, .. })
+    };
+    assert!(schedule.steps().iter().filter(|(_, step)| joined(step)).count() >= 9 + 8);
+    // There is no operator before which they could be prefetched: one latency is exposed and not ten.
+    let (schedule, prediction) = predict(&small_ones(10, 1), &swaps, u64::MAX);
+    assert_eq!(prediction.stall_ns, COPY_NS);
+    assert_eq!(schedule.steps().iter().filter(|(_, step)| joined(step)).count(), 2 * 9);
+}
+
+/// Predicts a plan that swaps `storages` from operator 3 on where the host has room for `host_bytes` and a file for
+/// `file_bytes`.
+fn predict_tiers(storages: &[u32], host_bytes: u64, file_bytes: u64) -> (Schedule, Prediction) {
+    let mut script = Script::new(1);
+    for storage in 1..=3 {
+        script.run(70).reads(0).creates(storage);
+    }
+    script.idles(8, 5_000);
+    script.run(0).reads(1).reads(2).reads(3);
+    let trace = script.trace();
+    let lineage = Lineage::of(&trace);
+    let mut plan = Plan::keep_all(lineage.windows().len());
+    for (id, window) in (0..).map(WindowId).zip(lineage.windows()) {
+        if storages.contains(&window.storage.0) {
+            plan.set(id, Action::Swap);
+        }
+    }
+    let file = FileTier { link: link(), limit_bytes: file_bytes };
+    let tiers = SlowTiers { host: link(), host_limit_bytes: host_bytes, file: Some(file) };
+    Timeline::new(&trace, &lineage, tiers).schedule(&plan, u64::MAX)
+}
+
+#[test]
+fn an_offload_goes_to_the_host_while_its_limit_allows_then_to_the_file_and_then_nowhere() {
+    let (schedule, prediction) = predict_tiers(&[1, 2, 3], BYTES, BYTES);
+    let tiers = schedule.steps().iter().filter_map(|(_, step)| match step {
+        Instruction::Offload { storage, tier, .. } => Some((storage.0, *tier)),
+        _ => None,
+    });
+    assert_eq!(tiers.collect::<Vec<_>>(), [(1, Tier::Host), (2, Tier::File)]);
+    assert_eq!((prediction.host_peak_bytes, prediction.file_peak_bytes), (BYTES, BYTES));
+    assert_eq!((prediction.offloaded_bytes, prediction.refused_bytes), (2 * BYTES, BYTES));
+    let (_, prediction) = predict_tiers(&[1, 2, 3], 3 * BYTES, 0);
+    assert_eq!((prediction.host_peak_bytes, prediction.refused_bytes), (3 * BYTES, 0));
+}
+
+#[test]
+fn pressure_gives_up_what_is_soon_made_again_rather_than_wait_for_a_slow_copy() {
+    // Storage 1 is rebuilt as an input of 2 and kept for its own next use; storage 3 is being offloaded when bytes run
+    // short.
+    let trace = |cost_ns| {
+        let mut script = Script::new(1);
+        script.run(cost_ns).reads(0).creates(1);
+        script.run(10).reads(1).creates(2);
+        script.run(1).reads(0).creates(3);
+        script.run(1).reads(2);
+        script.run(1).reads(3);
+        script.run(0).reads(0).creates(4).frees(4);
+        script.idles(4, 50_000);
+        script.run(1).reads(1).reads(3);
+        script.trace()
+    };
+    let actions = [(1, 2, Action::Recompute), (2, 2, Action::Recompute), (3, 5, Action::Swap)];
+    let (_, cheap) = predict(&trace(20), &actions, 4 * BYTES);
+    assert_eq!((cheap.stall_ns, cheap.recompute_ns), (0, 20 + 10 + 20), "storage 1 is made once more");
+    let (_, dear) = predict(&trace(9_000), &actions, 4 * BYTES);
+    assert_eq!((dear.stall_ns, dear.recompute_ns), (COPY_NS, 9_000 + 10), "storage 1 is worth waiting for");
+}
+
+#[test]
+fn a_sweep_goes_over_the_budget_where_nothing_can_be_evicted_and_decides_again_where_something_can() {
+    let mut script = Script::new(1);
+    script.run(1).reads(0).workspace(3 * BYTES); // nothing is idle
+    script.run(1).reads(0).creates(1);
+    script.run(1).workspace(BYTES); // 1 is idle
+    script.run(1).reads(1);
+    let trace = script.trace();
+    let problem = plimsoll_runtime::Problem {
+        trace: &trace,
+        lineage: &Lineage::of(&trace),
+        tiers: link().into(),
+        budget_bytes: 2 * BYTES,
+        actions: plimsoll_runtime::ActionSet { swap: false, recompute: true },
+    };
+    let mut sweep = plimsoll_runtime::Sweep::new(problem, Plan::keep_all(problem.lineage.windows().len()));
+    let pressure = sweep.pressure().expect("the second pressure point can be relieved");
+    assert_eq!((pressure.operator, pressure.candidates.len()), (2, 1));
+    sweep.take(plimsoll_runtime::Choice { candidate: 0, action: Action::Recompute });
+    assert!(sweep.pressure().is_none());
+    assert_eq!(sweep.prediction().over_budget_bytes, 2 * BYTES, "only the point that nobody can help");
+}
+
+#[test]
+fn copies_over_a_dead_link_take_long_and_overflow_nothing() {
+    let trace = one_gap(3, 500);
+    let lineage = Lineage::of(&trace);
+    let mut plan = Plan::keep_all(lineage.windows().len());
+    (0..).map(WindowId).zip(lineage.windows()).for_each(|(id, _)| plan.set(id, Action::Swap));
+    let prediction = Timeline::new(&trace, &lineage, Link::symmetric(0.0, u64::MAX)).predict(&plan, u64::MAX);
+    assert!(prediction.makespan_ns > 1 << 40);
 }

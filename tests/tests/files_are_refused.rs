@@ -217,7 +217,7 @@ fn can_be_planned(trace: &Trace) {
     let problem = Problem {
         trace,
         lineage: &lineage,
-        link: fast_link(),
+        tiers: fast_link().into(),
         budget_bytes: lineage.keep_all_peak_bytes() / 2,
         actions: plimsoll_runtime::ActionSet::ALL,
     };

@@ -74,7 +74,7 @@ impl Method<'_> {
 
     /// The planning problem that the method sees.
     pub fn problem<'a>(&self, trace: &'a Trace, lineage: &'a Lineage, budget_bytes: u64) -> Problem<'a> {
-        Problem { trace, lineage, link: self.link, budget_bytes, actions: self.actions }
+        Problem { trace, lineage, tiers: self.link.into(), budget_bytes, actions: self.actions }
     }
 
     /// Plans an iteration at `budget_bytes`, and at the least budget that can be held.

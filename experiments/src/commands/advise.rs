@@ -108,7 +108,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
                 let instance = Instance {
                     trace: trace.clone(),
                     lineage: lineage.clone(),
-                    link: problem.link,
+                    link: problem.tiers.host,
                     budget_bytes: problem.budget_bytes,
                     actions: problem.actions,
                 };

@@ -52,7 +52,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         (None, Some(policy), Some(budget)) => {
             let policy = Chosen::parse(policy)?;
             let budget_bytes = budget.resolve(trace.peak_bytes);
-            let problem = Problem { trace: &trace, lineage: &lineage, link, budget_bytes, actions: ActionSet::ALL };
+            let problem =
+                Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
             let plan = policy.plan_or_refuse(problem, DECODES)?.planned.plan;
             Found { plan, policy: policy.name().to_owned(), budget_bytes }
         }

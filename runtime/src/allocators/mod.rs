@@ -31,7 +31,7 @@ pub enum Model {
     FirstFit,
     /// One region; each block in the smallest gap where it fits, the lowest of equals.
     BestFit,
-    /// One region, laid out in advance: the best of several allocation orders ([`placement`]).
+    /// One region, laid out in advance: the best of several allocation orders.
     VdnnPlusPlus,
     /// libtorch's caching allocator for CUDA.
     Caching,

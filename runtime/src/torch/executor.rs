@@ -12,7 +12,7 @@ use super::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket};
 use super::session::{Observer, Session, SessionError, Wish, operator_name};
 use super::shim::{self, Entry, RawOperator, Recipe, ShimError};
 use crate::hardware::Tier;
-use crate::lineage::{Lineage, VersionId};
+use crate::lineage::{Lineage, Version, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
 use crate::trace::{AccessMode, OperatorId, StorageId, Trace};
@@ -705,6 +705,9 @@ fn ancestry(trace: &Trace, lineage: &Lineage, plan: &Plan) -> (Vec<bool>, Vec<bo
             Some(producer) => {
                 recipe_wanted[producer.index()] = true;
                 stack.extend(lineage.replay_inputs(producer));
+                // Once it cannot be rebuilt any more, reruns start from what its storage holds.
+                let Version { storage, until, rebuildable_until, .. } = *lineage.version(version);
+                is_root[storage.index()] |= rebuildable_until.is_some_and(|rebuildable| rebuildable < until);
             }
             None => is_root[lineage.version(version).storage.index()] = true,
         }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use plimsoll_runtime::hardware::Tier;
 use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
 use plimsoll_runtime::schedule::Instruction;
 use plimsoll_runtime::trace::{AccessMode, OperatorId, StorageId};
@@ -123,6 +124,10 @@ pub struct Carried {
     pub offloaded_bytes: u64,
     /// Bytes copied back.
     pub prefetched_bytes: u64,
+    /// Most bytes of copies in the host's memory, and in the file.
+    pub slow_peak_bytes: [u64; 2],
+    /// Copies that moved together with the one before them.
+    pub joined: u64,
 }
 
 struct Interpreter<'a> {
@@ -133,6 +138,11 @@ struct Interpreter<'a> {
     /// Operators that have run.
     done: usize,
     device_bytes: u64,
+    /// Per storage: the tier that its copy is in.
+    tier: Vec<Option<Tier>>,
+    slow_bytes: [u64; 2],
+    /// The step before the one at hand, if both stand before the same operator.
+    previous: Option<Instruction>,
     carried: Carried,
 }
 
@@ -152,6 +162,9 @@ pub fn carry_out(trace: &Trace, schedule: &Schedule) -> Carried {
         beside: BTreeMap::new(),
         done: 0,
         device_bytes: trace.unseen_bytes,
+        tier: vec![None; trace.storages.len()],
+        slow_bytes: [0; 2],
+        previous: None,
         carried: Carried::default(),
     };
     let initial: u64 = trace.storages[..trace.initial_storages as usize].iter().map(|storage| storage.bytes).sum();
@@ -160,7 +173,9 @@ pub fn carry_out(trace: &Trace, schedule: &Schedule) -> Carried {
     for index in 0..=trace.operators.len() {
         while let Some(&(_, instruction)) = steps.next_if(|(before, _)| *before as usize == index) {
             interpreter.carry_out(instruction);
+            interpreter.previous = Some(instruction);
         }
+        interpreter.previous = None;
         if index < trace.operators.len() {
             interpreter.operate(index);
         }
@@ -183,6 +198,14 @@ impl Interpreter<'_> {
         self.device_bytes -= bytes;
     }
 
+    /// A copy's room is given back.
+    fn forget_copy(&mut self, storage: StorageId) {
+        self.seats[storage.index()].copy = None;
+        if let Some(tier) = self.tier[storage.index()].take() {
+            self.slow_bytes[tier as usize] -= self.bytes(storage);
+        }
+    }
+
     fn expect(&self, storage: StorageId, place: Place, what: Instruction) {
         let seat = self.seats[storage.index()];
         assert_eq!(seat.place, place, "{what:?} before operator {}: {seat:?}", self.done);
@@ -192,8 +215,17 @@ impl Interpreter<'_> {
 
     fn carry_out(&mut self, instruction: Instruction) {
         match instruction {
-            Instruction::Offload { storage, .. } => {
+            Instruction::Offload { storage, tier, joins } => {
                 self.expect(storage, Place::Resident, instruction);
+                if joins {
+                    let alike = |other| matches!(other, Instruction::Offload { tier: before, .. } if before == tier);
+                    assert!(self.previous.is_some_and(alike), "{instruction:?} joins {:?}", self.previous);
+                    self.carried.joined += 1;
+                }
+                assert_eq!(self.tier[storage.index()].replace(tier), None, "{instruction:?} while there is a copy");
+                self.slow_bytes[tier as usize] += self.bytes(storage);
+                let most = &mut self.carried.slow_peak_bytes[tier as usize];
+                *most = (*most).max(self.slow_bytes[tier as usize]);
                 self.carried.offloaded_bytes += self.bytes(storage);
                 let seat = &mut self.seats[storage.index()];
                 (seat.place, seat.copy) = (Place::Offloading, seat.device);
@@ -206,8 +238,18 @@ impl Interpreter<'_> {
                 self.expect(storage, Place::Offloading, instruction);
                 self.seats[storage.index()].place = Place::Resident;
             }
-            Instruction::Prefetch { storage, .. } => {
+            Instruction::Prefetch { storage, joins } => {
                 self.expect(storage, Place::Offloaded, instruction);
+                if joins {
+                    let alike = |other| match other {
+                        Instruction::Prefetch { storage: before, .. } => {
+                            self.tier[before.index()] == self.tier[storage.index()]
+                        }
+                        _ => false,
+                    };
+                    assert!(self.previous.is_some_and(alike), "{instruction:?} joins {:?}", self.previous);
+                    self.carried.joined += 1;
+                }
                 self.carried.prefetched_bytes += self.bytes(storage);
                 self.allocate(self.bytes(storage));
                 self.seats[storage.index()].place = Place::Prefetching;
@@ -311,7 +353,9 @@ impl Interpreter<'_> {
                 "operator {index} reads storage {}: {seat:?}",
                 access.storage.0,
             );
-            seat.copy = None;
+        }
+        for access in &operator.accesses {
+            self.forget_copy(access.storage);
         }
         let created: u64 = operator.creates.iter().map(|&storage| self.bytes(storage)).sum();
         self.allocate(created + operator.workspace_bytes);
@@ -329,7 +373,7 @@ impl Interpreter<'_> {
                 Place::Offloaded | Place::Dropped => self.seats[storage.index()].place = Place::Absent,
                 Place::Absent => panic!("storage {} is freed twice", storage.0),
             }
-            self.seats[storage.index()].copy = None;
+            self.forget_copy(storage);
         }
         self.done += 1;
     }

@@ -3,5 +3,7 @@
 
 pub mod draw;
 pub mod interpreter;
+pub mod oracle;
 pub mod random_trace;
+pub mod realistic;
 pub mod script;

@@ -1,0 +1,131 @@
+//! Bytes under the budget by operator index, in blocks: stretches are claimed, given back, and asked how far back from
+//! their end so many bytes are free, without a look at every operator.
+
+use std::ops::Range;
+
+const BLOCK: usize = 32;
+
+/// Slack by operator index.
+#[derive(Debug)]
+pub(crate) struct Slack {
+    /// Per index; what its block has in `added` comes on top.
+    values: Vec<i64>,
+    /// Per block: what has been added to all of it.
+    added: Vec<i64>,
+    /// Per block: the least slack in it.
+    least: Vec<i64>,
+}
+
+/// How far back from its end a stretch has so many bytes of slack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Free {
+    /// The first index from which on they are free.
+    pub(crate) from: usize,
+    /// No index from there on has less slack. It may be less than the least there is.
+    pub(crate) least: i64,
+    /// The slack of the index before, if that is what ended it.
+    pub(crate) blocked_by: Option<i64>,
+}
+
+impl Slack {
+    pub(crate) fn new(count: usize) -> Self {
+        let blocks = count.div_ceil(BLOCK);
+        Slack { values: vec![0; count], added: vec![0; blocks], least: vec![0; blocks] }
+    }
+
+    /// Sets every index, in order, to what `slack` makes of what [`Self::raw`] left there.
+    pub(crate) fn settle(&mut self, mut slack: impl FnMut(usize, i64) -> i64) {
+        self.added.fill(0);
+        let blocks = self.values.chunks_mut(BLOCK).zip(&mut self.least);
+        for (block, (values, least)) in blocks.enumerate() {
+            *least = i64::MAX;
+            for (offset, value) in values.iter_mut().enumerate() {
+                *value = slack(block * BLOCK + offset, *value);
+                *least = (*least).min(*value);
+            }
+        }
+    }
+
+    /// The array to be filled in before [`Self::settle`].
+    pub(crate) fn raw(&mut self) -> &mut [i64] {
+        &mut self.values
+    }
+
+    /// Adds `bytes` to every index of `range`.
+    pub(crate) fn add(&mut self, range: Range<usize>, bytes: i64) {
+        let mut index = range.start;
+        while index < range.end {
+            let block = index / BLOCK;
+            let until = range.end.min((block + 1) * BLOCK);
+            let whole = index == block * BLOCK && (until == (block + 1) * BLOCK || until == self.values.len());
+            if whole {
+                self.added[block] += bytes;
+                self.least[block] += bytes;
+            } else {
+                self.add_part(block, index..until, bytes);
+            }
+            index = until;
+        }
+    }
+
+    fn add_part(&mut self, block: usize, part: Range<usize>, bytes: i64) {
+        self.values[part.clone()].iter_mut().for_each(|value| *value += bytes);
+        // What became less can only be a new least; what became more may have been the old one.
+        let among = if bytes < 0 { part } else { block * BLOCK..self.values.len().min((block + 1) * BLOCK) };
+        let found = self.values[among].iter().fold(i64::MAX, |least, &value| least.min(value)) + self.added[block];
+        self.least[block] = if bytes < 0 { self.least[block].min(found) } else { found };
+    }
+
+    /// How far back from its end `range` has `bytes` of slack.
+    pub(crate) fn free(&self, range: Range<usize>, bytes: i64) -> Free {
+        let mut free = Free { from: range.end, least: i64::MAX, blocked_by: None };
+        while free.from > range.start {
+            let block = (free.from - 1) / BLOCK;
+            let start = range.start.max(block * BLOCK);
+            if self.least[block] >= bytes {
+                free.least = free.least.min(self.least[block]);
+                free.from = start;
+                continue;
+            }
+            for &value in self.values[start..free.from].iter().rev() {
+                let slack = value + self.added[block];
+                if slack < bytes {
+                    free.blocked_by = Some(slack);
+                    return free;
+                }
+                free.least = free.least.min(slack);
+                free.from -= 1;
+            }
+        }
+        free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::SplitMix64;
+
+    #[test]
+    fn claims_and_questions_are_answered_as_by_looking_at_every_index() {
+        let mut random = SplitMix64::new(9);
+        let mut below = |end: usize| random.next() as usize % end;
+        let mut plain: Vec<i64> = (0..150).map(|_| below(100) as i64).collect();
+        let mut slack = Slack::new(plain.len());
+        slack.settle(|index, _| plain[index]);
+        for _ in 0..20_000 {
+            let start = below(plain.len());
+            let range = start..start + 1 + below(plain.len() - start);
+            let bytes = below(40) as i64 - 20;
+            slack.add(range.clone(), bytes);
+            plain[range].iter_mut().for_each(|value| *value += bytes);
+            let start = below(plain.len());
+            let (range, bytes) = (start..start + below(plain.len() - start), below(120) as i64 - 40);
+            let free = slack.free(range.clone(), bytes);
+            let from = range.clone().rev().take_while(|&index| plain[index] >= bytes).last().unwrap_or(range.end);
+            assert_eq!(free.from, from);
+            assert_eq!(free.blocked_by, (from > range.start).then(|| plain[from - 1]));
+            assert!(plain[from..range.end].iter().all(|&value| value >= free.least && free.least >= bytes));
+        }
+    }
+}
