@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use plimsoll_env::instance::REFERENCES;
 use plimsoll_runtime::baselines::{BASELINES, baseline};
 use plimsoll_runtime::{
     ActionSet, Decided, LearnedPolicy, Policy, PolicyFile, Problem, least_feasible_budget, plan, plan_learned,
@@ -91,7 +92,8 @@ impl Chosen {
         let decided = self.plan(problem, decodes);
         if !decided.planned.fits() {
             let needed = decided.planned.prediction.peak_bytes;
-            let mut policies: Vec<_> = BASELINES.iter().filter_map(|name| baseline(name, 0)).collect();
+            // A few that do with little, not all: each is asked many times.
+            let mut policies: Vec<_> = REFERENCES.iter().filter_map(|name| baseline(name, 0)).collect();
             if let Chosen::Learned { file, .. } = self {
                 policies.push(Box::new(self.learned(file)));
             }

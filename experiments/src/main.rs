@@ -28,6 +28,8 @@ struct Arguments {
 enum Command {
     /// Record a workload's training loop as a trace
     Record(commands::record::Arguments),
+    /// Turn what another tool recorded into a trace
+    Import(commands::import::Arguments),
     /// Train a policy for a model family
     Train(commands::train::Arguments),
     /// Plan a recorded iteration under a budget, without running it
@@ -54,8 +56,6 @@ enum Command {
     /// The trace has a lane for compute (operators, reruns, stalls, contention) and one for each copy channel, a counter
     /// of device bytes, and markers where the budget pressed. Open it at https://ui.perfetto.dev or chrome://tracing.
     Export(commands::export::Arguments),
-    /// Make a trace of what another program recorded
-    Import(commands::import::Arguments),
     /// Say what a policy, trace or plan file holds
     Inspect(commands::inspect::Arguments),
 }
@@ -63,6 +63,7 @@ enum Command {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Record(arguments) => commands::record::run(arguments),
+        Command::Import(arguments) => commands::import::run(arguments),
         Command::Train(arguments) => commands::train::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Evaluate(arguments) => commands::evaluate::run(arguments),
@@ -70,7 +71,6 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Advise(arguments) => commands::advise::run(arguments),
         Command::Behaviour(arguments) => commands::behaviour::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),
-        Command::Import(arguments) => commands::import::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
     }
 }

@@ -87,7 +87,7 @@ pub(crate) struct Lists<T> {
 
 impl<T: Copy> Lists<T> {
     /// `lists` lists from (list, item) pairs, each list in the order of the pairs.
-    fn gather(lists: usize, pairs: &[(u32, T)]) -> Self {
+    pub(crate) fn gather(lists: usize, pairs: &[(u32, T)]) -> Self {
         let mut offsets = vec![0u32; lists + 1];
         for &(list, _) in pairs {
             offsets[list as usize + 1] += 1;

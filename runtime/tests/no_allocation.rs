@@ -5,12 +5,12 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use plimsoll_runtime::baselines::baseline;
+use plimsoll_runtime::baselines::{BASELINES, baseline};
 use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::network::{Dense, LOGITS, Network, NetworkWeights, Normaliser};
 use plimsoll_runtime::observation::{Candidate, FEATURES, Pressure};
 use plimsoll_runtime::policy::Policy;
-use plimsoll_runtime::{Action, ActionSet, LearnedPolicy, Lineage, Link, Problem, Timeline, plan};
+use plimsoll_runtime::{Action, ActionSet, LearnedPolicy, Lineage, Link, Problem, Sweep, Timeline, plan};
 use support::realistic::realistic_trace;
 
 thread_local! {
@@ -107,4 +107,31 @@ fn no_prediction_allocates_of_a_plan_or_of_a_change() {
         changes(&mut timeline);
         assert_eq!(ALLOCATIONS.get() - before, 0, "{policy}");
     }
+}
+
+#[test]
+fn no_decision_of_a_baseline_allocates() {
+    let mut decisions = 0;
+    for seed in 0..40 {
+        let trace = support::random_trace::random_trace(&mut support::draw::Draw::new(seed), 100);
+        let lineage = Lineage::of(&trace);
+        let budget_bytes = lineage.keep_all_peak_bytes() / 2;
+        let (tiers, actions) = (Link::symmetric(1e10, 100).into(), ActionSet::ALL);
+        let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions };
+        for name in BASELINES {
+            let mut policy = baseline(name, seed).expect("every name in the list is known");
+            let mut sweep = Sweep::new(problem, policy.open(&problem));
+            while let Some(pressure) = sweep.pressure() {
+                let before = ALLOCATIONS.get();
+                let choice = policy.choose(&pressure);
+                assert_eq!(ALLOCATIONS.get() - before, 0, "{name}");
+                decisions += 1;
+                match choice {
+                    Some(choice) => sweep.take(choice),
+                    None => sweep.give_up(),
+                }
+            }
+        }
+    }
+    assert!(decisions > 1_000, "{decisions} decisions");
 }

@@ -1,17 +1,27 @@
 //! `plimsoll import`.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use flate2::bufread::MultiGzDecoder;
 use plimsoll_runtime::Trace;
+use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::import::pytorch_trace::{self, Times};
+use plimsoll_runtime::import::simrd;
 
 use crate::table::{mib, milliseconds};
+
+/// The first bytes of a file that gzip made.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Who recorded the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
+    /// A log of simrd, the simulator of Dynamic Tensor Rematerialization; as it is or compressed with gzip
+    Simrd,
     /// What torch.profiler.ExecutionTraceObserver writes of one iteration; give its times with --times
     PytorchTrace,
     /// What torch.cuda.memory._dump_snapshot() writes; it holds no operators, and only `plimsoll behaviour` reads it
@@ -51,9 +61,11 @@ struct TimesFlags {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    require_writable(&arguments.out)?;
     let workload = arguments.workload.clone().unwrap_or_else(|| stem(&arguments.file));
     let family = |format: &str| arguments.family.clone().unwrap_or_else(|| format.to_owned());
     let trace = match arguments.format {
+        Format::Simrd => read_simrd(&arguments.file, &workload, &family("simrd")),
         Format::PytorchTrace => read_pytorch_trace(&arguments.file, &arguments.times, &workload, &family("pytorch")),
         Format::PytorchSnapshot => bail!(
             "a memory snapshot knows no operators, so nothing can be planned from it; `plimsoll behaviour {}` reports on it",
@@ -71,6 +83,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         milliseconds(trace.makespan_ns),
     );
     Ok(())
+}
+
+fn read_simrd(file: &Path, workload: &str, family: &str) -> anyhow::Result<Trace> {
+    Ok(simrd::Log::read(open(file)?)?.trace(workload, family)?)
 }
 
 fn read_pytorch_trace(file: &Path, flags: &TimesFlags, workload: &str, family: &str) -> anyhow::Result<Trace> {
@@ -94,4 +110,14 @@ fn read_pytorch_trace(file: &Path, flags: &TimesFlags, workload: &str, family: &
 fn stem(file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.split('.').next().unwrap_or_default().to_owned()
+}
+
+/// The bytes of a file, unpacked where gzip packed them.
+fn open(file: &Path) -> std::io::Result<Box<dyn BufRead>> {
+    let mut packed = BufReader::new(File::open(file)?);
+    if packed.fill_buf()?.starts_with(&GZIP_MAGIC) {
+        Ok(Box::new(BufReader::new(MultiGzDecoder::new(packed))))
+    } else {
+        Ok(Box::new(packed))
+    }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::units::Budget;
+use plimsoll_runtime::baselines::online::{Outcome, Program, Rule};
 use plimsoll_runtime::trace::Class;
 use plimsoll_runtime::{Action, ActionSet, Explanation, Lineage, PlanFile, Problem, Timeline, Trace};
 
@@ -33,6 +34,9 @@ pub struct Arguments {
     /// Sampled decodes of a learned policy beside the greedy one
     #[arg(long, default_value_t = DECODES, value_name = "N")]
     decodes: u64,
+    /// Run the baseline online, without a plan: dtr, dtr-eq, dtr-local, msps, lru or largest, recomputing alone
+    #[arg(long, conflicts_with_all = ["out", "json", "link", "decodes", "actions"])]
+    online: bool,
     /// Where to write the plan
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -59,6 +63,9 @@ pub fn parse_actions(text: &str) -> Result<ActionSet, String> {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let trace = Trace::load(&arguments.trace)?;
+    if arguments.online {
+        return run_online(&trace, &arguments.policy, arguments.budget.resolve(trace.peak_bytes));
+    }
     let policy = Chosen::parse(&arguments.policy)?;
     policy.warn_of_mismatch(&trace.family, arguments.actions);
     let lineage = Lineage::of(&trace);
@@ -163,4 +170,36 @@ fn class_name(class: Class) -> &'static str {
         Class::Input => "inputs",
         Class::Temporary => "temporaries",
     }
+}
+
+/// Runs a rule of online rematerialisation, and prints what it comes to.
+fn run_online(trace: &Trace, policy: &str, budget_bytes: u64) -> anyhow::Result<()> {
+    let Some(rule) = Rule::by_name(policy) else {
+        bail!("--policy {policy}: online there are {}", Rule::ALL.map(Rule::name).join(", "));
+    };
+    let program = Program::of(trace);
+    let run = program.run(rule, budget_bytes, program.compute_ns());
+    match run.outcome {
+        Outcome::Held => {}
+        Outcome::OutOfMemory { needed_bytes } => bail!(
+            "{policy} online cannot hold a budget of {budget_bytes} bytes: {needed_bytes} bytes were needed, and \
+             nothing was left to evict"
+        ),
+        Outcome::Thrashed => bail!(
+            "{policy} online cannot hold a budget of {budget_bytes} bytes: reruns took more time than the iteration \
+             itself"
+        ),
+    }
+    let keep_all_ns = run.makespan_ns - run.recompute_ns;
+    println!(
+        "{policy} online on {} at {} MiB: peak {} MiB, makespan {} ms ({}), {} evictions, {} ms of reruns",
+        trace.workload,
+        mib(budget_bytes),
+        mib(run.peak_bytes),
+        milliseconds(run.makespan_ns),
+        percent(run.makespan_ns as f64 / keep_all_ns.max(1) as f64 - 1.0),
+        run.evictions,
+        milliseconds(run.recompute_ns),
+    );
+    Ok(())
 }

@@ -1,4 +1,4 @@
-use super::lowest;
+use super::{lower_of_both, lowest_among};
 use crate::observation::{Candidate, Pressure};
 use crate::plan::Action;
 use crate::policy::{Choice, Policy};
@@ -21,24 +21,17 @@ impl Policy for Capuchin {
     }
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
-        let hidden = lowest(pressure, Action::Swap, |candidate| {
+        let hidden = |candidate: &Candidate| candidate.swap_exposed_ns == 0;
+        let hidden = lowest_among(pressure, Action::Swap, hidden, |candidate| {
             let free_time_ns = candidate.gap_ns as f64 - candidate.transfer_ns as f64;
-            if candidate.swap_exposed_ns == 0 { -free_time_ns } else { f64::INFINITY }
-        })
-        .filter(|choice| pressure.candidates[choice.candidate].swap_exposed_ns == 0);
+            -free_time_ns
+        });
         hidden.or_else(|| {
-            let swap_price = |facts: &Candidate| facts.swap_ns() as f64 / facts.bytes as f64;
-            let rebuild_price = |facts: &Candidate| facts.recompute_ns as f64 / facts.bytes as f64;
-            let swap = lowest(pressure, Action::Swap, swap_price);
-            let recompute = lowest(pressure, Action::Recompute, rebuild_price);
-            match (swap, recompute) {
-                (Some(swap), Some(recompute)) => {
-                    let by_swap = swap_price(&pressure.candidates[swap.candidate]);
-                    let by_recompute = rebuild_price(&pressure.candidates[recompute.candidate]);
-                    Some(if by_recompute < by_swap { recompute } else { swap })
-                }
-                (swap, recompute) => swap.or(recompute),
-            }
+            lower_of_both(
+                pressure,
+                |candidate| candidate.swap_ns() as f64 / candidate.bytes as f64,
+                |candidate| candidate.recompute_ns as f64 / candidate.bytes as f64,
+            )
         })
     }
 }

@@ -1,5 +1,5 @@
 use super::lowest;
-use crate::observation::Pressure;
+use crate::observation::{Candidate, Pressure};
 use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 
@@ -8,7 +8,7 @@ use crate::policy::{Choice, Policy};
 ///
 /// Deviations: a storage that nothing can rebuild is swapped at its transfer time, where the paper would fail; the
 /// neighbourhood reaches one generation down; a choice counts from the start of the window, not from the moment of
-/// pressure.
+/// pressure. [`super::online`] has the rule without these deviations.
 pub struct Dtr;
 
 impl Policy for Dtr {
@@ -21,16 +21,17 @@ impl Policy for Dtr {
     }
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
-        let per_byte_and_time =
-            |cost_ns: u64, bytes: u64, staleness_ns: u64| cost_ns as f64 / (bytes as f64 * staleness_ns.max(1) as f64);
-        lowest(pressure, Action::Recompute, |candidate| {
-            let neighbourhood_ns = candidate.recompute_ns + candidate.dropped_children_ns;
-            per_byte_and_time(neighbourhood_ns, candidate.bytes, candidate.staleness_ns)
-        })
-        .or_else(|| {
-            lowest(pressure, Action::Swap, |candidate| {
-                per_byte_and_time(candidate.transfer_ns, candidate.bytes, candidate.staleness_ns)
-            })
-        })
+        lowest(pressure, Action::Recompute, |candidate| per_byte_and_time(with_neighbourhood_ns(candidate), candidate))
+            .or_else(|| lowest(pressure, Action::Swap, |candidate| per_byte_and_time(candidate.transfer_ns, candidate)))
     }
+}
+
+/// Recompute time of `candidate` and of its evicted neighbourhood.
+pub(super) fn with_neighbourhood_ns(candidate: &Candidate) -> u64 {
+    candidate.recompute_ns + candidate.dropped_children_ns
+}
+
+/// h of what costs `cost_ns`.
+pub(super) fn per_byte_and_time(cost_ns: u64, candidate: &Candidate) -> f64 {
+    cost_ns as f64 / (candidate.bytes as f64 * candidate.staleness_ns.max(1) as f64)
 }

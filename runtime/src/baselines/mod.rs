@@ -1,30 +1,85 @@
 //! Hand-written policies from the literature, by the names under which they are known.
 
+mod appobmem;
+mod autoswap;
 mod capuchin;
+mod cheapest;
 mod chen;
 mod dtr;
+mod dtr_eq;
+mod dtr_local;
+mod dtr_swap;
+mod heat;
 mod keep_all;
+mod largest;
 mod lru;
+mod megengine;
+mod msps;
+pub mod online;
 mod random;
+mod sentinel;
+mod superneurons;
 mod vdnn;
+mod vdnn_conv;
+mod vdnn_dyn;
+mod vdnn_plus;
 
+pub use appobmem::AppObMem;
+pub use autoswap::AutoSwap;
 pub use capuchin::Capuchin;
+pub use cheapest::Cheapest;
 pub use chen::Chen;
 pub use dtr::Dtr;
+pub use dtr_eq::DtrEq;
+pub use dtr_local::DtrLocal;
+pub use dtr_swap::DtrSwap;
+pub use heat::Heat;
 pub use keep_all::KeepAll;
+pub use largest::Largest;
 pub use lru::Lru;
+pub use megengine::MegEngine;
+pub use msps::Msps;
 pub use random::Random;
+pub use sentinel::Sentinel;
+pub use superneurons::SuperNeurons;
 pub use vdnn::VdnnAll;
+pub use vdnn_conv::VdnnConv;
+pub use vdnn_dyn::VdnnDyn;
+pub use vdnn_plus::VdnnPlus;
 
 use crate::lineage::WindowId;
 use crate::observation::{Candidate, Pressure};
-use crate::plan::Action;
+use crate::plan::{Action, Plan};
 use crate::policy::{Choice, Policy};
 use crate::sweep::Problem;
-use crate::trace::Phase;
+use crate::timeline::Timeline;
+use crate::trace::{OperatorId, Phase};
 
 /// The names that [`baseline`] knows.
-pub const BASELINES: [&str; 7] = ["keep-all", "chen", "vdnn-all", "dtr", "capuchin", "lru", "random"];
+pub const BASELINES: [&str; 22] = [
+    "keep-all",
+    "chen",
+    "vdnn-all",
+    "vdnn-conv",
+    "vdnn-dyn",
+    "vdnn++",
+    "dtr",
+    "dtr-eq",
+    "dtr-local",
+    "dtr-swap",
+    "msps",
+    "lru",
+    "largest",
+    "megengine",
+    "capuchin",
+    "autoswap",
+    "superneurons",
+    "appobmem",
+    "sentinel",
+    "heat",
+    "cheapest",
+    "random",
+];
 
 /// The baseline called `name`, if there is one. `seed` matters to `random` alone.
 pub fn baseline(name: &str, seed: u64) -> Option<Box<dyn Policy + Send>> {
@@ -32,26 +87,120 @@ pub fn baseline(name: &str, seed: u64) -> Option<Box<dyn Policy + Send>> {
         "keep-all" => Box::new(KeepAll),
         "chen" => Box::new(Chen),
         "vdnn-all" => Box::new(VdnnAll),
+        "vdnn-conv" => Box::new(VdnnConv),
+        "vdnn-dyn" => Box::new(VdnnDyn),
+        "vdnn++" => Box::new(VdnnPlus::default()),
         "dtr" => Box::new(Dtr),
-        "capuchin" => Box::new(Capuchin),
+        "dtr-eq" => Box::new(DtrEq::default()),
+        "dtr-local" => Box::new(DtrLocal),
+        "dtr-swap" => Box::new(DtrSwap),
+        "msps" => Box::new(Msps),
         "lru" => Box::new(Lru),
+        "largest" => Box::new(Largest),
+        "megengine" => Box::new(MegEngine),
+        "capuchin" => Box::new(Capuchin),
+        "autoswap" => Box::new(AutoSwap::default()),
+        "superneurons" => Box::new(SuperNeurons::default()),
+        "appobmem" => Box::new(AppObMem),
+        "sentinel" => Box::new(Sentinel),
+        "heat" => Box::new(Heat::default()),
+        "cheapest" => Box::new(Cheapest),
         "random" => Box::new(Random::new(seed)),
         _ => return None,
     })
 }
 
+/// Operators that compute much for each byte that they make, by a part of their names.
+const COMPUTE_HEAVY: [&str; 4] = ["conv", "linear", "mm", "attention"];
+/// Convolutions, by a part of their names.
+const CONVOLUTIONS: [&str; 1] = ["conv"];
+
 /// The candidate with the lowest score among those that `action` may evict; the first of equals.
-fn lowest(pressure: &Pressure<'_>, action: Action, score: impl Fn(&Candidate) -> f64) -> Option<Choice> {
-    let mut best: Option<(f64, usize)> = None;
+fn lowest(pressure: &Pressure<'_>, action: Action, score: impl FnMut(&Candidate) -> f64) -> Option<Choice> {
+    lowest_among(pressure, action, |_| true, score)
+}
+
+/// The same, of those candidates that are `eligible`.
+fn lowest_among(
+    pressure: &Pressure<'_>,
+    action: Action,
+    eligible: impl Fn(&Candidate) -> bool,
+    score: impl FnMut(&Candidate) -> f64,
+) -> Option<Choice> {
+    lowest_scored(pressure, action, eligible, score).map(|(_, choice)| choice)
+}
+
+/// The lowest of two scores over all candidates, one for swap and one for recompute; the swap of equals.
+fn lower_of_both(
+    pressure: &Pressure<'_>,
+    swap_score: impl FnMut(&Candidate) -> f64,
+    recompute_score: impl FnMut(&Candidate) -> f64,
+) -> Option<Choice> {
+    let swap = lowest_scored(pressure, Action::Swap, |_| true, swap_score);
+    let recompute = lowest_scored(pressure, Action::Recompute, |_| true, recompute_score);
+    let lower = match (swap, recompute) {
+        (Some(swap), Some(recompute)) => Some(if recompute.0 < swap.0 { recompute } else { swap }),
+        (swap, recompute) => swap.or(recompute),
+    };
+    lower.map(|(_, choice)| choice)
+}
+
+fn lowest_scored(
+    pressure: &Pressure<'_>,
+    action: Action,
+    eligible: impl Fn(&Candidate) -> bool,
+    mut score: impl FnMut(&Candidate) -> f64,
+) -> Option<(f64, Choice)> {
+    let mut best: Option<(f64, Choice)> = None;
     for (candidate, facts) in pressure.candidates.iter().enumerate() {
-        if facts.allows(action) {
+        if facts.allows(action) && eligible(facts) {
             let score = score(facts);
             if best.is_none_or(|(lowest, _)| score < lowest) {
-                best = Some((score, candidate));
+                best = Some((score, Choice { candidate, action }));
             }
         }
     }
-    best.map(|(_, candidate)| Choice { candidate, action })
+    best
+}
+
+/// Of `first` and `others`, the plan that holds the budget in the least time; where none holds it, the one that exceeds
+/// it least. The first of equals.
+fn fastest_that_fits(problem: &Problem<'_>, first: Plan, others: impl IntoIterator<Item = Plan>) -> Plan {
+    let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
+    let mut rank = |plan: &Plan| {
+        let prediction = timeline.predict(plan, problem.budget_bytes);
+        (prediction.over_budget_bytes, prediction.makespan_ns)
+    };
+    let mut best = (rank(&first), first);
+    for plan in others {
+        let rank = rank(&plan);
+        if rank < best.0 {
+            best = (rank, plan);
+        }
+    }
+    best.1
+}
+
+/// Per storage: whether an operator of the forward pass whose name holds one of `words` reads it.
+fn read_by(problem: &Problem<'_>, words: &[&str]) -> Vec<bool> {
+    let mut read = vec![false; problem.trace.storages.len()];
+    for (index, operator) in (0..).zip(&problem.trace.operators) {
+        if operator.phase == Phase::Forward && is_named(problem, OperatorId(index), words) {
+            operator.accesses.iter().for_each(|access| read[access.storage.index()] = true);
+        }
+    }
+    read
+}
+
+/// Whether an operator whose name holds one of `words` made what the storage holds in the window.
+fn made_by(problem: &Problem<'_>, id: WindowId, words: &[&str]) -> bool {
+    let producer = problem.lineage.version(problem.lineage.window(id).version).producer;
+    producer.is_some_and(|producer| is_named(problem, producer, words))
+}
+
+fn is_named(problem: &Problem<'_>, operator: OperatorId, words: &[&str]) -> bool {
+    let name = problem.trace.operator_name(operator);
+    words.iter().any(|word| name.contains(word))
 }
 
 /// Windows of storages made in the forward pass that start there and end in the backward pass.

@@ -1,3 +1,4 @@
+use super::{forward_to_backward, read_by};
 use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
 use crate::policy::{Choice, Policy};
@@ -15,13 +16,7 @@ impl Policy for VdnnAll {
     }
 
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
-        let mut plan = Plan::keep_all(problem.lineage.windows().len());
-        if problem.actions.swap {
-            for id in super::forward_to_backward(problem) {
-                plan.set(id, Action::Swap);
-            }
-        }
-        plan
+        offload(problem, &[])
     }
 
     fn reads_features(&self) -> bool {
@@ -31,4 +26,18 @@ impl Policy for VdnnAll {
     fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
         None
     }
+}
+
+/// Offloads every feature map, or where `readers` is not empty every one that such an operator of the forward pass reads.
+pub(super) fn offload(problem: &Problem<'_>, readers: &[&str]) -> Plan {
+    let mut plan = Plan::keep_all(problem.lineage.windows().len());
+    if problem.actions.swap {
+        let read = read_by(problem, readers);
+        for id in forward_to_backward(problem) {
+            if readers.is_empty() || read[problem.lineage.window(id).storage.index()] {
+                plan.set(id, Action::Swap);
+            }
+        }
+    }
+    plan
 }

@@ -13,6 +13,7 @@ pub struct Script {
 
 /// The operator that was added last, to be filled in.
 pub struct Line<'a> {
+    names: &'a mut Vec<String>,
     storages: &'a mut Vec<Storage>,
     operator: &'a mut Operator,
 }
@@ -53,7 +54,8 @@ impl Script {
             frees: Vec::new(),
             not_replayable: None,
         });
-        Line { storages: &mut self.trace.storages, operator: self.trace.operators.last_mut().expect("just added") }
+        let Trace { names, storages, operators, .. } = &mut self.trace;
+        Line { names, storages, operator: operators.last_mut().expect("just added") }
     }
 
     /// Adds `count` operators of `cost_ns` that use nothing.
@@ -115,6 +117,17 @@ impl Line<'_> {
 
     pub fn workspace(self, bytes: u64) -> Self {
         self.operator.workspace_bytes = bytes;
+        self
+    }
+
+    pub fn named(self, name: &str) -> Self {
+        self.operator.name = self.names.len() as u32;
+        self.names.push(name.into());
+        self
+    }
+
+    pub fn backward(self) -> Self {
+        self.operator.phase = Phase::Backward;
         self
     }
 

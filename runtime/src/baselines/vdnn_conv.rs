@@ -1,0 +1,29 @@
+use super::{CONVOLUTIONS, vdnn};
+use crate::observation::Pressure;
+use crate::plan::Plan;
+use crate::policy::{Choice, Policy};
+use crate::sweep::Problem;
+
+/// Offloads what the forward pass leaves for the backward pass and a convolution reads (Rhu et al., *vDNN*, MICRO 2016,
+/// section 3.2, vDNN-conv): convolutions take long enough to hide the copy.
+///
+/// Deviations: those of `vdnn-all`; a convolution is an operator with `conv` in its name.
+pub struct VdnnConv;
+
+impl Policy for VdnnConv {
+    fn name(&self) -> &str {
+        "vdnn-conv"
+    }
+
+    fn open(&mut self, problem: &Problem<'_>) -> Plan {
+        vdnn::offload(problem, &CONVOLUTIONS)
+    }
+
+    fn reads_features(&self) -> bool {
+        false
+    }
+
+    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
+        None
+    }
+}
