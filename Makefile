@@ -40,6 +40,7 @@ lint: libtorch
 libtorch:
 	@sh runtime/libtorch.sh
 
-# The TensorBoard that a test reads event files with.
+# The TensorBoard that a test reads event files with, and HiGHS, which the exact reference solves its programs with.
 tools:
 	@sh runtime/fetch.sh .tools/tensorboard tensorboard==2.21.0
+	@sh runtime/fetch.sh .tools/highs --no-deps highsbox==1.15.1

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use plimsoll_env::instance::REFERENCES;
-use plimsoll_runtime::baselines::{BASELINES, baseline};
+use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
 use plimsoll_runtime::{
     ActionSet, Decided, LearnedPolicy, Policy, PolicyFile, Problem, least_feasible_budget, plan, plan_learned,
 };
@@ -28,13 +28,14 @@ pub enum Chosen {
 impl Chosen {
     /// A baseline if there is one of that name, else a policy file.
     pub fn parse(name: &str) -> anyhow::Result<Self> {
-        if let Some(name) = BASELINES.into_iter().find(|known| *known == name) {
+        if let Some(name) = BASELINES.into_iter().chain(SEARCHES).find(|known| *known == name) {
             return Ok(Chosen::Baseline(name));
         }
         if !Path::new(name).exists() {
             bail!(
-                "--policy {name}: no such file, and no baseline of that name; baselines are {}",
-                BASELINES.join(", ")
+                "--policy {name}: no such file, and no baseline of that name; baselines are {}, {}",
+                BASELINES.join(", "),
+                SEARCHES.join(", ")
             );
         }
         let file = PolicyFile::load(name).context("--policy")?;

@@ -9,6 +9,8 @@ use plimsoll_runtime::plan::ActionCounts;
 use plimsoll_runtime::{Decided, Plan, Prediction, Problem, Timeline};
 use serde::Serialize;
 
+use crate::exact::Proof;
+
 /// Makespan and peak of an iteration.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
@@ -49,6 +51,9 @@ pub struct PointResult {
     pub decisions: usize,
     /// Time that planning took.
     pub decide_ns: u64,
+    /// What the exact reference proved, where it decided.
+    #[serde(flatten)]
+    pub proof: Option<Proof>,
     /// Windows by action.
     pub actions: ActionCounts,
     /// Losses of the iterations run for this point.
@@ -115,6 +120,7 @@ impl PointResult {
             held: None,
             decisions: planned.decisions,
             decide_ns: planned.decide_ns,
+            proof: None,
             actions: planned.plan.counts(),
             losses: Vec::new(),
             identical: None,

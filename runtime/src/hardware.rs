@@ -63,6 +63,11 @@ impl Link {
     fn latency_ns(&self) -> u64 {
         self.latency_ns.min(COPY_NS_MAX)
     }
+
+    /// The latency, where a copy of `bytes` may join a slab.
+    fn latency_saved_ns(&self, bytes: u64) -> u64 {
+        if bytes <= SLAB_MEMBER_BYTES_MAX { self.latency_ns() } else { 0 }
+    }
 }
 
 /// A file that holds what the host's memory does not.
@@ -102,6 +107,27 @@ impl SlowTiers {
             Tier::Host => self.host_limit_bytes,
             Tier::File => self.file.map_or(0, |file| file.limit_bytes),
         }
+    }
+
+    /// The least time that an offload of `bytes` takes of its channel, whichever tier it goes to: one that may join a
+    /// slab pays no latency.
+    pub fn least_offload_ns(&self, bytes: u64) -> u64 {
+        self.least(|link| link.offload_ns(bytes) - link.latency_saved_ns(bytes))
+    }
+
+    /// The least time that a prefetch of `bytes` takes of its channel.
+    pub fn least_prefetch_ns(&self, bytes: u64) -> u64 {
+        self.least(|link| link.prefetch_ns(bytes) - link.latency_saved_ns(bytes))
+    }
+
+    /// The least compute time that a copy of `bytes` costs.
+    pub fn least_contention_ns(&self, bytes: u64) -> u64 {
+        self.least(|link| link.contention_ns(bytes))
+    }
+
+    fn least(&self, of: impl Fn(&Link) -> u64) -> u64 {
+        let host = of(&self.host);
+        self.file.map_or(host, |file| host.min(of(&file.link)))
     }
 
     /// Whether the host takes whatever comes.

@@ -27,6 +27,7 @@ mod prefetch;
 mod profile;
 mod random;
 pub mod schedule;
+pub mod search;
 mod slack;
 pub mod sweep;
 pub mod timeline;

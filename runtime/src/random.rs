@@ -1,6 +1,6 @@
 //! The runtime's own random numbers: small, seeded, the same on every machine.
 //!
-//! For sampled decodes only. It is no source of secrets.
+//! For sampled decodes and for searches. It is no source of secrets.
 
 /// SplitMix64, from Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators* (2014), section 4.
 #[derive(Clone, Debug)]
@@ -24,6 +24,11 @@ impl SplitMix64 {
     /// Uniform in the open interval (0, 1): never 0, so its logarithm is finite; never 1 either.
     pub(crate) fn unit(&mut self) -> f32 {
         ((self.next() >> 41) as f32 + 0.5) / (1u64 << 23) as f32
+    }
+
+    /// Uniform below `end`, which is not 0. The bias of the remainder is beyond notice at the sizes drawn here.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
     }
 
     /// A draw from the standard Gumbel distribution. Of several logits, each with a draw of its own added,

@@ -124,6 +124,47 @@ fn plan_knows_every_baseline_and_both_kinds_of_budget() {
 }
 
 #[test]
+fn plan_by_search_holds_the_budget() {
+    let bench = bench();
+    let planned = |policy: &str, more: &str| {
+        bench.succeed(&format!(
+            "plan --trace resnet.plimsoll --policy {policy} --budget 75% --link 1GB/s --json p.json {more}"
+        ));
+        bench.json("p.json")
+    };
+    for policy in ["search", "home", "genetic"] {
+        let point = planned(policy, "");
+        assert_complete(&point);
+        assert_eq!((point["policy"].as_str(), point["feasible"].as_bool()), (Some(policy), Some(true)));
+    }
+    assert_eq!(planned("search", "--time-limit 300ms")["decided_by"], "search");
+    let refused = bench.refuse("plan --trace resnet.plimsoll --policy dtr --budget 75% --link 1GB/s --time-limit 1s");
+    assert!(refused.contains("--time-limit") && refused.contains("exact"), "{refused}");
+}
+
+#[test]
+fn plan_by_the_exact_reference_says_what_is_proven() {
+    let bench = bench();
+    let line = "plan --trace resnet.plimsoll --policy exact --link 1GB/s --time-limit 5s";
+    let stdout = bench.succeed(&format!("{line} --budget 75% --json e.json --out e.plan")).stdout;
+    let point = bench.json("e.json");
+    assert_complete(&point);
+    let number = |pointer: &str| point.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{point:#}"));
+    let (bound, makespan) = (number("/lower_bound_ns"), number("/predicted/makespan_ns"));
+    assert!(bound <= makespan, "{point:#}");
+    assert!((number("/gap") - (makespan / bound - 1.0)).abs() < 1e-9, "{point:#}");
+    assert!(number("/program/columns") > 0.0 && point["decided_by"] == "exact", "{point:#}");
+    assert!(stdout.contains("gap") || stdout.contains("proven optimal"), "{stdout}");
+    assert_eq!(PlanFile::load(bench.path("e.plan")).unwrap().policy, "exact");
+    // Less than what is resident between iterations fits under no plan whatever.
+    assert!(bench.refuse(&format!("{line} --budget 16KiB")).contains("proven"));
+    let missing = bench.command(&format!("{line} --budget 75%")).env("PLIMSOLL_HIGHS", "/nowhere.so").output().unwrap();
+    let error = String::from_utf8(missing.stderr).unwrap();
+    assert!(!missing.status.success() && error.contains("/nowhere.so"), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
 fn plan_takes_only_the_actions_that_it_is_given() {
     let bench = bench();
     for policy in ["capuchin", "gpt.policy"] {

@@ -1,18 +1,24 @@
 //! `plimsoll plan`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::units::Budget;
-use plimsoll_runtime::baselines::online::{Outcome, Program, Rule};
-use plimsoll_runtime::trace::Class;
-use plimsoll_runtime::{Action, ActionSet, Explanation, Lineage, PlanFile, Problem, Timeline, Trace};
+use plimsoll_runtime::{Action, ActionSet, Decided, Lineage, PlanFile, Problem, Timeline, Trace};
 
 use crate::chosen::{Chosen, DECODES};
+use crate::exact::{EXACT, Proof};
+use crate::explanation;
 use crate::loops::LinkFlag;
+use crate::online;
+use crate::patient::{SEARCH, decide_by_search, decide_exactly};
 use crate::results::{PointResult, write_json};
 use crate::table::{Table, mib, milliseconds, percent};
+
+/// Storages that are named at the peak.
+const LARGEST: usize = 5;
 
 /// Flags.
 #[derive(Args)]
@@ -20,9 +26,12 @@ pub struct Arguments {
     /// A recorded trace
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// A policy file, or the name of a baseline
-    #[arg(long, value_name = "FILE|BASELINE")]
+    /// A policy file, the name of a baseline, or `exact`
+    #[arg(long, value_name = "FILE|BASELINE|exact")]
     policy: String,
+    /// How long `exact` or `search` may take [default: 60s for `exact`, 20,000 evaluations for `search`]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    time_limit: Option<Duration>,
     /// Device bytes, such as 512MiB, or a share of the keep-all peak, such as 60%
     #[arg(long, value_name = "BUDGET")]
     budget: Budget,
@@ -64,10 +73,8 @@ pub fn parse_actions(text: &str) -> Result<ActionSet, String> {
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let trace = Trace::load(&arguments.trace)?;
     if arguments.online {
-        return run_online(&trace, &arguments.policy, arguments.budget.resolve(trace.peak_bytes));
+        return online::run(&trace, &arguments.policy, arguments.budget.resolve(trace.peak_bytes));
     }
-    let policy = Chosen::parse(&arguments.policy)?;
-    policy.warn_of_mismatch(&trace.family, arguments.actions);
     let lineage = Lineage::of(&trace);
     let problem = Problem {
         trace: &trace,
@@ -76,20 +83,21 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         budget_bytes: arguments.budget.resolve(trace.peak_bytes),
         actions: arguments.actions,
     };
-    let decided = policy.plan(problem, arguments.decodes);
-    let result = PointResult::planned(policy.name(), &problem, arguments.link.is_emulated(), &decided);
+    let (decided, proof) = decide(&arguments, problem)?;
+    let name = arguments.policy.as_str();
+    let mut result = PointResult::planned(name, &problem, arguments.link.is_emulated(), &decided);
+    result.proof = proof;
     if let Some(path) = &arguments.json {
         write_json(path, &result)?;
     }
     if !result.feasible {
-        policy.plan_or_refuse(problem, arguments.decodes)?;
-        bail!("{} cannot hold a budget of {} bytes", policy.name(), problem.budget_bytes);
+        return refuse(&arguments, problem, proof);
     }
     if let Some(path) = &arguments.out {
         let file = PlanFile {
             fingerprint: trace.fingerprint(),
             workload: trace.workload.clone(),
-            policy: policy.name().to_owned(),
+            policy: name.to_owned(),
             budget_bytes: problem.budget_bytes,
             plan: decided.planned.plan.clone(),
         };
@@ -97,7 +105,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     println!(
         "{} on {} at {} MiB: peak {} MiB, makespan {} ms ({}), {} kept, {} swapped, {} recomputed, decided by {} in {} ms",
-        policy.name(),
+        name,
         trace.workload,
         mib(problem.budget_bytes),
         mib(result.predicted.peak_bytes),
@@ -109,6 +117,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         result.decided_by,
         milliseconds(result.decide_ns),
     );
+    if let Some(proof) = proof {
+        println!("{}", proof.sentence(lineage.keep_all_makespan_ns()));
+    }
+    print_reserved(&result);
+    let mut timeline = Timeline::new(&trace, &lineage, problem.tiers);
+    explanation::print(&trace, &timeline.explain(&decided.planned.plan, problem.budget_bytes, LARGEST));
+    Ok(())
+}
+
+/// What allocators reserve for the plan.
+fn print_reserved(result: &PointResult) {
     let mut table = Table::new(["allocator", "reserves at most (MiB)", "fragmentation", "runs within the budget"]);
     for reserved in &result.allocators {
         table.row([
@@ -119,87 +138,36 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         ]);
     }
     println!("\n{table}");
-    let mut timeline = Timeline::new(&trace, &lineage, problem.tiers);
-    print_explanation(&trace, &timeline.explain(&decided.planned.plan, problem.budget_bytes, LARGEST));
-    Ok(())
 }
 
-/// Storages that are named at the peak.
-const LARGEST: usize = 5;
-
-fn print_explanation(trace: &Trace, why: &Explanation) {
-    let at = match (why.peak_operator, &why.peak_operator_name) {
-        (Some(operator), Some(name)) => format!("operator {} ({name})", operator.0),
-        _ => "the iteration's end".to_owned(),
-    };
-    let mut parts: Vec<String> =
-        why.peak.classes.iter().map(|(class, bytes)| format!("{} {}", class_name(*class), mib(*bytes))).collect();
-    let others = [
-        ("copies beside", why.peak.beside_bytes),
-        ("its own", why.peak.demand_bytes),
-        ("unseen", why.peak.unseen_bytes),
-    ];
-    parts.extend(others.iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{what} {}", mib(*bytes))));
-    println!("peak at {at}, in MiB: {}", parts.join(", "));
-    let largest = why.peak.largest.iter().map(|(storage, bytes)| {
-        let class = class_name(trace.storages[storage.index()].class);
-        format!("storage {} ({class}) {}", storage.0, mib(*bytes))
-    });
-    println!("largest there, in MiB: {}", largest.collect::<Vec<_>>().join(", "));
-    let time = &why.time;
-    println!(
-        "time in ms: {} compute, {} gaps, {} waiting for data, {} waiting for memory, {} contention, {} recompute; \
-         channels busy: offload {}, prefetch {}",
-        milliseconds(time.compute_ns),
-        milliseconds(time.gaps_ns),
-        milliseconds(time.data_stall_ns),
-        milliseconds(time.memory_stall_ns),
-        milliseconds(time.contention_ns),
-        milliseconds(time.recompute_ns),
-        percent(why.offload_utilisation),
-        percent(why.prefetch_utilisation),
-    );
-}
-
-fn class_name(class: Class) -> &'static str {
-    match class {
-        Class::Parameter => "parameters",
-        Class::Gradient => "gradients",
-        Class::OptimizerState => "optimizer state",
-        Class::Activation => "activations",
-        Class::Input => "inputs",
-        Class::Temporary => "temporaries",
+/// The plan, and what is proven of it.
+fn decide(arguments: &Arguments, problem: Problem<'_>) -> anyhow::Result<(Decided, Option<Proof>)> {
+    match (arguments.policy.as_str(), arguments.time_limit) {
+        (EXACT, limit) => decide_exactly(problem, limit).map(|(decided, proof)| (decided, Some(proof))),
+        (SEARCH, Some(limit)) => Ok((decide_by_search(problem, limit)?, None)),
+        (_, Some(_)) => bail!("--time-limit: only `{EXACT}` and `{SEARCH}` take as long as they are given"),
+        (name, None) => {
+            let policy = Chosen::parse(name)?;
+            policy.warn_of_mismatch(&problem.trace.family, arguments.actions);
+            Ok((policy.plan(problem, arguments.decodes), None))
+        }
     }
 }
 
-/// Runs a rule of online rematerialisation, and prints what it comes to.
-fn run_online(trace: &Trace, policy: &str, budget_bytes: u64) -> anyhow::Result<()> {
-    let Some(rule) = Rule::by_name(policy) else {
-        bail!("--policy {policy}: online there are {}", Rule::ALL.map(Rule::name).join(", "));
-    };
-    let program = Program::of(trace);
-    let run = program.run(rule, budget_bytes, program.compute_ns());
-    match run.outcome {
-        Outcome::Held => {}
-        Outcome::OutOfMemory { needed_bytes } => bail!(
-            "{policy} online cannot hold a budget of {budget_bytes} bytes: {needed_bytes} bytes were needed, and \
-             nothing was left to evict"
-        ),
-        Outcome::Thrashed => bail!(
-            "{policy} online cannot hold a budget of {budget_bytes} bytes: reruns took more time than the iteration \
-             itself"
-        ),
+/// Says why there is no plan.
+fn refuse(arguments: &Arguments, problem: Problem<'_>, proof: Option<Proof>) -> anyhow::Result<()> {
+    let budget = problem.budget_bytes;
+    match proof {
+        Some(Proof { lower_bound_ns: None, .. }) => {
+            bail!("no plan of these actions holds a budget of {budget} bytes: proven")
+        }
+        Some(_) => {
+            bail!("{EXACT} found no plan that holds a budget of {budget} bytes, and no proof that there is none")
+        }
+        None => {
+            let policy = Chosen::parse(&arguments.policy)?;
+            policy.plan_or_refuse(problem, arguments.decodes)?;
+            bail!("{} cannot hold a budget of {budget} bytes", policy.name())
+        }
     }
-    let keep_all_ns = run.makespan_ns - run.recompute_ns;
-    println!(
-        "{policy} online on {} at {} MiB: peak {} MiB, makespan {} ms ({}), {} evictions, {} ms of reruns",
-        trace.workload,
-        mib(budget_bytes),
-        mib(run.peak_bytes),
-        milliseconds(run.makespan_ns),
-        percent(run.makespan_ns as f64 / keep_all_ns.max(1) as f64 - 1.0),
-        run.evictions,
-        milliseconds(run.recompute_ns),
-    );
-    Ok(())
 }

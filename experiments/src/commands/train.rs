@@ -188,7 +188,8 @@ fn domain(config: &FamilyConfig, link: Option<Bandwidth>, traces: Vec<Arc<Trace>
     }
 }
 
-fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+/// A flag that Ctrl-C sets.
+pub fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;

@@ -9,7 +9,9 @@ mod dtr;
 mod dtr_eq;
 mod dtr_local;
 mod dtr_swap;
+mod genetic;
 mod heat;
+mod home;
 mod keep_all;
 mod largest;
 mod lru;
@@ -17,6 +19,7 @@ mod megengine;
 mod msps;
 pub mod online;
 mod random;
+mod searched;
 mod sentinel;
 mod superneurons;
 mod vdnn;
@@ -33,13 +36,16 @@ pub use dtr::Dtr;
 pub use dtr_eq::DtrEq;
 pub use dtr_local::DtrLocal;
 pub use dtr_swap::DtrSwap;
+pub use genetic::Genetic;
 pub use heat::Heat;
+pub use home::Home;
 pub use keep_all::KeepAll;
 pub use largest::Largest;
 pub use lru::Lru;
 pub use megengine::MegEngine;
 pub use msps::Msps;
 pub use random::Random;
+pub use searched::Searched;
 pub use sentinel::Sentinel;
 pub use superneurons::SuperNeurons;
 pub use vdnn::VdnnAll;
@@ -81,7 +87,10 @@ pub const BASELINES: [&str; 22] = [
     "random",
 ];
 
-/// The baseline called `name`, if there is one. `seed` matters to `random` alone.
+/// Policies that take their time: they evaluate thousands of whole plans before they decide. [`baseline`] knows them too.
+pub const SEARCHES: [&str; 3] = ["search", "home", "genetic"];
+
+/// The baseline called `name`, if there is one. `seed` matters to `random` and to searches alone.
 pub fn baseline(name: &str, seed: u64) -> Option<Box<dyn Policy + Send>> {
     Some(match name {
         "keep-all" => Box::new(KeepAll),
@@ -106,6 +115,9 @@ pub fn baseline(name: &str, seed: u64) -> Option<Box<dyn Policy + Send>> {
         "heat" => Box::new(Heat::default()),
         "cheapest" => Box::new(Cheapest),
         "random" => Box::new(Random::new(seed)),
+        "search" => Box::new(Searched::new(seed)),
+        "home" => Box::new(Home::new(seed)),
+        "genetic" => Box::new(Genetic::new(seed)),
         _ => return None,
     })
 }

@@ -1,0 +1,52 @@
+//! Why a plan is predicted to cost what it costs, in the terminal.
+
+use plimsoll_runtime::trace::Class;
+use plimsoll_runtime::{Explanation, Trace};
+
+use crate::table::{mib, milliseconds, percent};
+
+/// Prints where the peak is, what makes it, and where the time went.
+pub fn print(trace: &Trace, why: &Explanation) {
+    let at = match (why.peak_operator, &why.peak_operator_name) {
+        (Some(operator), Some(name)) => format!("operator {} ({name})", operator.0),
+        _ => "the iteration's end".to_owned(),
+    };
+    let mut parts: Vec<String> =
+        why.peak.classes.iter().map(|(class, bytes)| format!("{} {}", class_name(*class), mib(*bytes))).collect();
+    let others = [
+        ("copies beside", why.peak.beside_bytes),
+        ("its own", why.peak.demand_bytes),
+        ("unseen", why.peak.unseen_bytes),
+    ];
+    parts.extend(others.iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{what} {}", mib(*bytes))));
+    println!("peak at {at}, in MiB: {}", parts.join(", "));
+    let largest = why.peak.largest.iter().map(|(storage, bytes)| {
+        let class = class_name(trace.storages[storage.index()].class);
+        format!("storage {} ({class}) {}", storage.0, mib(*bytes))
+    });
+    println!("largest there, in MiB: {}", largest.collect::<Vec<_>>().join(", "));
+    let time = &why.time;
+    println!(
+        "time in ms: {} compute, {} gaps, {} waiting for data, {} waiting for memory, {} contention, {} recompute; \
+         channels busy: offload {}, prefetch {}",
+        milliseconds(time.compute_ns),
+        milliseconds(time.gaps_ns),
+        milliseconds(time.data_stall_ns),
+        milliseconds(time.memory_stall_ns),
+        milliseconds(time.contention_ns),
+        milliseconds(time.recompute_ns),
+        percent(why.offload_utilisation),
+        percent(why.prefetch_utilisation),
+    );
+}
+
+fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Parameter => "parameters",
+        Class::Gradient => "gradients",
+        Class::OptimizerState => "optimizer state",
+        Class::Activation => "activations",
+        Class::Input => "inputs",
+        Class::Temporary => "temporaries",
+    }
+}

@@ -1,0 +1,44 @@
+use std::ops::ControlFlow;
+
+use super::{BASELINES, baseline};
+use crate::observation::Pressure;
+use crate::plan::Plan;
+use crate::planner;
+use crate::policy::{Choice, Policy};
+use crate::search::{Limits, search};
+use crate::sweep::Problem;
+
+/// Evaluations unless another number is asked for: some half a second on a trace of some hundred windows.
+const EVALUATIONS: u64 = 20_000;
+
+/// The anytime search of [`crate::search`] from every baseline's plan: what is to be had without learning, given time.
+pub struct Searched {
+    limits: Limits,
+}
+
+impl Searched {
+    /// The same seed gives the same plans.
+    pub fn new(seed: u64) -> Self {
+        Searched { limits: Limits { seed, ..Limits::evaluations(EVALUATIONS) } }
+    }
+}
+
+impl Policy for Searched {
+    fn name(&self) -> &str {
+        "search"
+    }
+
+    fn open(&mut self, problem: &Problem<'_>) -> Plan {
+        let policies = BASELINES.iter().filter_map(|name| baseline(name, self.limits.seed));
+        let starts: Vec<Plan> = policies.map(|mut policy| planner::plan(*problem, policy.as_mut()).plan).collect();
+        search(*problem, &starts, self.limits, None, &mut |_| ControlFlow::Continue(())).plan
+    }
+
+    fn reads_features(&self) -> bool {
+        false
+    }
+
+    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
+        None
+    }
+}

@@ -1,0 +1,105 @@
+//! An anytime search over whole plans, on the exact timeline: what remains to be had when no rule and no program has
+//! proved that nothing does.
+//!
+//! Simulated annealing (Kirkpatrick, Gelatt and Vecchi, *Optimization by Simulated Annealing*, Science 1983) from the
+//! best of several starts, with large-neighbourhood moves that free a region and sweep it anew (Shaw, *Using Constraint
+//! Programming and Local Search Methods to Solve Vehicle Routing Problems*, CP 1998). Deviations: bytes over the budget
+//! have a price, so that a walk can cross plans that do not fit; the walk returns to the best plan at fixed shares of
+//! its limits. The search knows no bound, so it never knows that it is done.
+
+pub(crate) mod cost;
+mod walk;
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use crate::plan::{Action, Plan};
+use crate::sweep::Problem;
+use crate::timeline::Prediction;
+use walk::Walk;
+
+/// When a search ends, and which of its random courses it takes. Without `wall`, the same seed and the same number of
+/// evaluations give the same plan on every machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Runs of the timeline.
+    pub evaluations: u64,
+    /// Elapsed time, where that is limited.
+    pub wall: Option<Duration>,
+    /// Seed of the random moves.
+    pub seed: u64,
+}
+
+impl Limits {
+    /// So many evaluations, however long they take.
+    pub const fn evaluations(evaluations: u64) -> Self {
+        Limits { evaluations, wall: None, seed: 0 }
+    }
+
+    /// As many evaluations as fit into `wall`.
+    pub const fn wall(wall: Duration) -> Self {
+        Limits { evaluations: u64::MAX, wall: Some(wall), seed: 0 }
+    }
+}
+
+/// How likely each action is for each window, to somebody who has seen such windows before. Moves are drawn by it.
+#[derive(Clone, Debug)]
+pub struct Prior {
+    /// Per window: weights of keep, swap and recompute. Finite and not negative.
+    weights: Vec<[f32; 3]>,
+}
+
+impl Prior {
+    /// From one row of weights per window: keep, swap, recompute.
+    ///
+    /// # Panics
+    ///
+    /// If a weight is negative or not finite.
+    pub fn new(weights: Vec<[f32; 3]>) -> Self {
+        let lawful = weights.iter().flatten().all(|weight| weight.is_finite() && *weight >= 0.0);
+        assert!(lawful, "a prior's weights are finite and not negative");
+        Prior { weights }
+    }
+
+    fn weight(&self, window: usize, action: Action) -> f32 {
+        self.weights[window][action as usize]
+    }
+}
+
+/// A better plan, and when it was found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Improvement {
+    /// Evaluations until then.
+    pub evaluations: u64,
+    /// Elapsed time until then.
+    pub elapsed: Duration,
+    /// What the plan is predicted to cost.
+    pub prediction: Prediction,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The best plan: the least bytes over the budget, then the least makespan.
+    pub plan: Plan,
+    /// Its prediction.
+    pub prediction: Prediction,
+    /// Runs of the timeline.
+    pub evaluations: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// Every improvement, the best start first.
+    pub curve: Vec<Improvement>,
+}
+
+/// Searches from `starts`, and from plain keep-all, for the best plan of `problem`. `watch` hears of the best so far
+/// now and then, with the evaluations and the time spent, and may end the search.
+pub fn search(
+    problem: Problem<'_>,
+    starts: &[Plan],
+    limits: Limits,
+    prior: Option<&Prior>,
+    watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>,
+) -> Found {
+    Walk::new(problem, limits, prior, Instant::now()).run(starts, watch)
+}

@@ -1,0 +1,141 @@
+//! What a whole plan costs a search: its makespan, and the bytes that it has over the budget at a price.
+
+use crate::lineage::WindowId;
+use crate::observation::Pressure;
+use crate::plan::{Action, Plan};
+use crate::policy::{Choice, Policy};
+use crate::random::SplitMix64;
+use crate::sweep::{Problem, Sweep};
+use crate::timeline::{Prediction, Timeline};
+
+/// A byte over the budget costs this many times what it costs a plain sweep to evict it.
+const OVER_BUDGET_PRICE: f64 = 3.0;
+/// … where that plan does not fit or costs next to nothing: this share of the keep-all makespan for the whole deficit.
+const LEAST_PRICE: f64 = 0.1;
+
+/// The order of plans: bytes over the budget first, then time.
+pub(crate) fn rank(prediction: &Prediction) -> (u64, u64) {
+    (prediction.over_budget_bytes, prediction.makespan_ns)
+}
+
+/// Prices whole plans, counts how many, and remembers the best.
+pub(crate) struct Judge<'a> {
+    problem: Problem<'a>,
+    timeline: Timeline<'a>,
+    /// Nanoseconds per byte over the budget.
+    price: f64,
+    /// Runs of the timeline.
+    pub(crate) evaluations: u64,
+    best: Plan,
+    best_prediction: Prediction,
+}
+
+impl<'a> Judge<'a> {
+    /// Begins with plain keep-all as the best plan.
+    pub(crate) fn new(problem: Problem<'a>) -> Self {
+        let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
+        let best = Plan::keep_all(problem.lineage.windows().len());
+        let best_prediction = timeline.predict(&best, problem.budget_bytes);
+        let mut sweep = Sweep::new(problem, best.clone());
+        sweep.decide(&mut NoisyPrice::quiet());
+        let keep_all_ns = problem.lineage.keep_all_makespan_ns();
+        let (swept, least_ns) = (sweep.prediction(), LEAST_PRICE * keep_all_ns as f64);
+        let delay_ns = swept.makespan_ns.saturating_sub(keep_all_ns) as f64;
+        let deficit = best_prediction.over_budget_bytes.saturating_sub(swept.over_budget_bytes).max(1) as f64;
+        Judge {
+            problem,
+            timeline,
+            price: OVER_BUDGET_PRICE * delay_ns.max(least_ns) / deficit,
+            evaluations: 2 + sweep.decisions() as u64,
+            best,
+            best_prediction,
+        }
+    }
+
+    pub(crate) fn predict(&mut self, plan: &Plan) -> Prediction {
+        self.evaluations += 1;
+        let prediction = self.timeline.predict(plan, self.problem.budget_bytes);
+        self.note(plan, &prediction);
+        prediction
+    }
+
+    /// Remembers `plan` if it is the best so far.
+    pub(crate) fn note(&mut self, plan: &Plan, prediction: &Prediction) {
+        if rank(prediction) < rank(&self.best_prediction) {
+            self.best.clone_from(plan);
+            self.best_prediction = *prediction;
+        }
+    }
+
+    pub(crate) fn best(&self) -> (&Plan, Prediction) {
+        (&self.best, self.best_prediction)
+    }
+
+    /// Makespan in nanoseconds, and bytes over the budget at their price.
+    pub(crate) fn cost(&self, prediction: &Prediction) -> f64 {
+        prediction.makespan_ns as f64 + self.price * prediction.over_budget_bytes as f64
+    }
+}
+
+/// The cheapest eviction per byte still needed, as far as noise lets it see.
+pub(crate) struct NoisyPrice {
+    random: SplitMix64,
+    /// Standard deviation, roughly, of the logarithm of the factor on prices.
+    noise: f32,
+}
+
+impl NoisyPrice {
+    pub(crate) const fn new(random: SplitMix64, noise: f32) -> Self {
+        NoisyPrice { random, noise }
+    }
+
+    pub(crate) const fn quiet() -> Self {
+        Self::new(SplitMix64::new(0), 0.0)
+    }
+}
+
+impl Policy for NoisyPrice {
+    fn name(&self) -> &str {
+        "noisy-price"
+    }
+
+    fn reads_features(&self) -> bool {
+        false
+    }
+
+    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
+        let mut best: Option<(f64, Choice)> = None;
+        for choice in pressure.choices() {
+            let candidate = &pressure.candidates[choice.candidate];
+            let ns = if choice.action == Action::Swap { candidate.swap_ns() } else { candidate.recompute_ns };
+            let price = (ns + 1) as f64 / candidate.bytes.min(pressure.deficit_bytes) as f64;
+            let price = price * f64::from(self.noise * self.random.gumbel()).exp();
+            if best.is_none_or(|(least, _)| price < least) {
+                best = Some((price, choice));
+            }
+        }
+        best.map(|(_, choice)| choice)
+    }
+}
+
+/// Whether `action` may be taken for `window`.
+pub(crate) fn allows(problem: &Problem<'_>, window: WindowId, action: Action) -> bool {
+    problem.actions.allows(action) && (action != Action::Recompute || problem.lineage.window(window).recomputable)
+}
+
+/// Windows whose eviction can matter: those that span an operator where keep-all would exceed the budget, and that some
+/// action may evict.
+pub(crate) fn useful_windows(problem: &Problem<'_>) -> Vec<WindowId> {
+    let lineage = problem.lineage;
+    let mut over_before = vec![0u32];
+    for &bytes in lineage.keep_all_bytes() {
+        over_before.push(over_before[over_before.len() - 1] + u32::from(bytes > problem.budget_bytes));
+    }
+    let evictions = [Action::Swap, Action::Recompute];
+    let useful = |id: &WindowId| {
+        let window = lineage.window(*id);
+        let spans = over_before[window.end as usize] > over_before[window.start as usize];
+        spans && evictions.into_iter().any(|action| allows(problem, *id, action))
+    };
+    (0..lineage.windows().len() as u32).map(WindowId).filter(useful).collect()
+}

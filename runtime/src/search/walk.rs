@@ -1,0 +1,412 @@
+//! One walk of the search: which moves there are, which of them it takes, what it has found.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::cost::{Judge, NoisyPrice, allows, useful_windows};
+use super::{Found, Improvement, Limits, Prior};
+use crate::lineage::WindowId;
+use crate::plan::{Action, Plan};
+use crate::random::SplitMix64;
+use crate::sweep::{Problem, Sweep};
+use crate::timeline::Prediction;
+
+/// Temperatures at the start and at the end of a descent, as shares of what the best plan so far takes over keep-all.
+const HOT: f64 = 2e-3;
+const COLD: f64 = 2e-4;
+/// Descents within the limits, each from the best plan so far.
+const DESCENTS: u64 = 4;
+/// Moves between two that sweep a region anew.
+const REGION_INTERVAL: u64 = 150;
+/// Evaluations between two looks at the clock.
+const WATCH_INTERVAL: u64 = 64;
+
+/// The least share of a choice: what the prior thinks hopeless may be what the budget needs.
+const UNLIKELY: f32 = 1e-3;
+
+const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
+const NONE: u32 = u32::MAX;
+
+pub(super) struct Walk<'a, 'b> {
+    problem: Problem<'a>,
+    limits: Limits,
+    prior: Option<&'b Prior>,
+    started: Instant,
+    judge: Judge<'a>,
+    random: SplitMix64,
+    useful: Vec<WindowId>,
+    /// Per window: the previous and the next window of the same storage.
+    siblings: Vec<[u32; 2]>,
+
+    plan: Plan,
+    prediction: Prediction,
+    curve: Vec<Improvement>,
+    /// The move at hand: windows and what they were.
+    changed: Vec<(WindowId, Action)>,
+    /// Weights of windows, running total.
+    drawn: Vec<(f32, WindowId)>,
+    ended: bool,
+}
+
+impl<'a, 'b> Walk<'a, 'b> {
+    pub(super) fn new(problem: Problem<'a>, limits: Limits, prior: Option<&'b Prior>, started: Instant) -> Self {
+        let plan = Plan::keep_all(problem.lineage.windows().len());
+        let judge = Judge::new(problem);
+        let (_, prediction) = judge.best();
+        Walk {
+            problem,
+            limits,
+            prior,
+            started,
+            judge,
+            random: SplitMix64::new(limits.seed),
+            useful: useful_windows(&problem),
+            siblings: siblings(&problem),
+            plan,
+            prediction,
+            curve: Vec::new(),
+            changed: Vec::new(),
+            drawn: Vec::new(),
+            ended: false,
+        }
+    }
+
+    pub(super) fn run(mut self, starts: &[Plan], watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) -> Found {
+        self.curve.push(self.progress());
+        if self.prediction.over_budget_bytes > 0 && !self.useful.is_empty() {
+            for start in starts {
+                self.start_from(start);
+            }
+            self.resweep(0.0);
+            self.descend_all(watch);
+        }
+        let (plan, prediction) = self.judge.best();
+        Found {
+            plan: plan.clone(),
+            prediction,
+            evaluations: self.judge.evaluations,
+            elapsed: self.started.elapsed(),
+            curve: self.curve,
+        }
+    }
+
+    fn start_from(&mut self, start: &Plan) {
+        self.plan.clone_from(start);
+        self.prediction = self.predict();
+        if self.prediction.over_budget_bytes > 0 {
+            self.resweep(0.0);
+        }
+    }
+
+    /// Predicts the plan at hand, and takes it down if it is the best.
+    fn predict(&mut self) -> Prediction {
+        let before = self.judge.best().1;
+        let prediction = self.judge.predict(&self.plan);
+        self.take_down(before);
+        prediction
+    }
+
+    /// Takes down that there is a better plan than the one that `before` was predicted of.
+    fn take_down(&mut self, before: Prediction) {
+        if self.judge.best().1 != before {
+            self.curve.push(self.progress());
+        }
+    }
+
+    fn progress(&self) -> Improvement {
+        let (evaluations, elapsed) = (self.judge.evaluations, self.started.elapsed());
+        Improvement { evaluations, elapsed, prediction: self.judge.best().1 }
+    }
+
+    /// The share of the limits that is used up.
+    fn spent(&self) -> f64 {
+        let evaluations = self.judge.evaluations as f64 / self.limits.evaluations.max(1) as f64;
+        let wall = self
+            .limits
+            .wall
+            .map_or(0.0, |wall| self.started.elapsed().as_secs_f64() / wall.max(Duration::from_nanos(1)).as_secs_f64());
+        evaluations.max(wall)
+    }
+
+    fn descend_all(&mut self, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) {
+        for descent in 0..DESCENTS {
+            self.return_to_best();
+            self.drop_needless();
+            let first = self.spent();
+            let last = first + (1.0 - first) / (DESCENTS - descent) as f64;
+            self.descend(first, last, watch);
+        }
+        self.return_to_best();
+        self.drop_needless();
+    }
+
+    fn return_to_best(&mut self) {
+        let (best, prediction) = self.judge.best();
+        self.plan.clone_from(best);
+        self.prediction = prediction;
+    }
+
+    /// Keeps every window whose eviction is not worth it, least bytes first.
+    fn drop_needless(&mut self) {
+        let bytes = |id: WindowId| self.problem.trace.storages[self.problem.lineage.window(id).storage.index()].bytes;
+        let mut evicted = self.useful.clone();
+        evicted.retain(|&id| self.plan.action(id) != Action::Keep);
+        evicted.sort_by_key(|&id| bytes(id));
+        for id in evicted {
+            if self.ended || self.judge.evaluations >= self.limits.evaluations {
+                return;
+            }
+            self.change(id, Action::Keep);
+            self.settle(0.0);
+        }
+    }
+
+    fn descend(&mut self, first: f64, last: f64, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) {
+        let keep_all_ns = self.problem.lineage.keep_all_makespan_ns();
+        let delay_ns = self.judge.best().1.makespan_ns.saturating_sub(keep_all_ns);
+        // Where hardly anything is lost, hardly anything is to be gained, but something has to be risked.
+        let scale = delay_ns.max(keep_all_ns / 1000).max(1) as f64;
+        let (mut moves, mut temperature) = (0u64, HOT * scale);
+        while !self.ended && self.judge.evaluations < self.limits.evaluations {
+            if moves.is_multiple_of(WATCH_INTERVAL) {
+                let spent = self.spent();
+                if spent >= last || watch(&self.progress()).is_break() {
+                    self.ended |= spent < last;
+                    return;
+                }
+                let share = (spent - first) / (last - first).max(f64::MIN_POSITIVE);
+                temperature = HOT * scale * (COLD / HOT).powf(share);
+            }
+            moves += 1;
+            if moves.is_multiple_of(REGION_INTERVAL) {
+                self.move_region(temperature);
+            } else if self.propose() {
+                self.settle(temperature);
+            } else {
+                self.take_back();
+            }
+        }
+    }
+
+    /// Whether the walk goes on from a plan that costs `after`, where the one at hand costs `before`.
+    fn accepts(&mut self, before: f64, after: f64, temperature: f64) -> bool {
+        after <= before || (temperature > 0.0 && f64::from(self.random.unit()).ln() * temperature < before - after)
+    }
+
+    /// Evaluates the move at hand and takes it or takes it back.
+    fn settle(&mut self, temperature: f64) {
+        let after = self.predict();
+        if self.accepts(self.judge.cost(&self.prediction), self.judge.cost(&after), temperature) {
+            self.prediction = after;
+            self.changed.clear();
+        } else {
+            self.take_back();
+        }
+    }
+
+    fn take_back(&mut self) {
+        while let Some((window, action)) = self.changed.pop() {
+            self.plan.set(window, action);
+        }
+    }
+
+    fn change(&mut self, window: WindowId, action: Action) {
+        self.changed.push((window, self.plan.action(window)));
+        self.plan.set(window, action);
+    }
+
+    /// Draws a move that changes something; none where the draw leads nowhere.
+    fn propose(&mut self) -> bool {
+        if self.prediction.over_budget_bytes > 0 && self.random.below(2) == 0 {
+            return self.relieve_peak();
+        }
+        match self.random.below(20) {
+            0..6 => self.change_one(),
+            6..13 => self.exchange(),
+            13..15 => self.shift(),
+            15..18 => self.other_eviction(),
+            _ => self.keep_one(),
+        }
+    }
+
+    /// Evicts a kept window that spans the worst operator.
+    fn relieve_peak(&mut self) -> bool {
+        let peak = self.prediction.peak_operator as u32;
+        let lineage = self.problem.lineage;
+        self.draw(|walk, id| {
+            let window = lineage.window(id);
+            if window.start <= peak && peak < window.end { walk.wish_to_evict(id) } else { 0.0 }
+        })
+        .is_some_and(|id| self.evict(id))
+    }
+
+    fn change_one(&mut self) -> bool {
+        let id = self.useful[self.random.below(self.useful.len())];
+        let now = self.plan.action(id);
+        self.draw_action(id, |action| action != now).is_some_and(|action| {
+            self.change(id, action);
+            true
+        })
+    }
+
+    /// Keeps one evicted window and evicts one that overlaps it.
+    fn exchange(&mut self) -> bool {
+        let Some(out) = self.draw(Self::wish_to_keep) else { return false };
+        let lineage = self.problem.lineage;
+        let span = *lineage.window(out);
+        let Some(into) = self.draw(|walk, id| {
+            let window = lineage.window(id);
+            if window.start < span.end && span.start < window.end { walk.wish_to_evict(id) } else { 0.0 }
+        }) else {
+            return false;
+        };
+        self.change(out, Action::Keep);
+        self.evict(into)
+    }
+
+    /// Moves an eviction to the previous or the next window of its storage.
+    fn shift(&mut self) -> bool {
+        let Some(from) = self.draw(Self::wish_to_keep) else { return false };
+        let to = self.siblings[from.index()][self.random.below(2)];
+        let action = self.plan.action(from);
+        if to == NONE || !allows(&self.problem, WindowId(to), action) || self.plan.action(WindowId(to)) != Action::Keep
+        {
+            return false;
+        }
+        self.change(from, Action::Keep);
+        self.change(WindowId(to), action);
+        true
+    }
+
+    /// Swaps what is recomputed, or the other way round.
+    fn other_eviction(&mut self) -> bool {
+        let Some(id) = self.draw(Self::wish_to_keep) else { return false };
+        let other = if self.plan.action(id) == Action::Swap { Action::Recompute } else { Action::Swap };
+        if !allows(&self.problem, id, other) {
+            return false;
+        }
+        self.change(id, other);
+        true
+    }
+
+    fn keep_one(&mut self) -> bool {
+        let drawn = self.draw(Self::wish_to_keep);
+        drawn.is_some_and(|id| {
+            self.change(id, Action::Keep);
+            true
+        })
+    }
+
+    fn evict(&mut self, id: WindowId) -> bool {
+        self.draw_action(id, |action| action != Action::Keep).is_some_and(|action| {
+            self.change(id, action);
+            true
+        })
+    }
+
+    /// One of the useful windows, as likely as its weight.
+    fn draw(&mut self, weight: impl Fn(&Self, WindowId) -> f32) -> Option<WindowId> {
+        let mut drawn = std::mem::take(&mut self.drawn);
+        drawn.clear();
+        let mut total = 0.0;
+        for &id in &self.useful {
+            let weight = weight(self, id);
+            if weight > 0.0 {
+                total += weight;
+                drawn.push((total, id));
+            }
+        }
+        let at = self.random.unit() * total;
+        let position = drawn.partition_point(|&(until, _)| until < at);
+        let found = drawn.get(position).or(drawn.last()).map(|&(_, id)| id);
+        self.drawn = drawn;
+        found
+    }
+
+    /// How much an evicted window asks to be kept; nothing, if it is kept.
+    fn wish_to_keep(&self, id: WindowId) -> f32 {
+        if self.plan.action(id) == Action::Keep { 0.0 } else { self.share_of(id, Action::Keep) }
+    }
+
+    /// How much a kept window asks to be evicted; nothing, if it is evicted.
+    fn wish_to_evict(&self, id: WindowId) -> f32 {
+        if self.plan.action(id) == Action::Keep { 1.0 - self.share_of(id, Action::Keep) + UNLIKELY } else { 0.0 }
+    }
+
+    /// The prior's share of an action: one half, where there is no prior.
+    fn share_of(&self, id: WindowId, action: Action) -> f32 {
+        let Some(prior) = self.prior else { return 0.5 };
+        let total: f32 = ACTIONS.iter().map(|&other| prior.weight(id.index(), other)).sum();
+        (prior.weight(id.index(), action) / total.max(f32::MIN_POSITIVE)).max(UNLIKELY)
+    }
+
+    /// A legal action that is `wanted`, as likely as the prior says.
+    fn draw_action(&mut self, id: WindowId, wanted: impl Fn(Action) -> bool) -> Option<Action> {
+        let weight = |action: Action| match self.prior {
+            _ if !wanted(action) || !allows(&self.problem, id, action) => 0.0,
+            Some(prior) => prior.weight(id.index(), action).max(UNLIKELY),
+            None => 1.0,
+        };
+        let weights = ACTIONS.map(|action| (action, weight(action)));
+        let total: f32 = weights.iter().map(|(_, weight)| weight).sum();
+        let mut rest = self.random.unit() * total;
+        let mut drawn = None;
+        for (action, weight) in weights.into_iter().filter(|(_, weight)| *weight > 0.0) {
+            if drawn.is_none() || rest > 0.0 {
+                drawn = Some(action);
+            }
+            rest -= weight;
+        }
+        drawn
+    }
+
+    /// Frees a stretch of the iteration and sweeps it anew, with other preferences.
+    fn move_region(&mut self, temperature: f64) {
+        let before = (self.plan.clone(), self.prediction);
+        let operators = self.problem.trace.operators.len();
+        let length = (operators * (5 + self.random.below(30))) / 100;
+        let from = self.random.below(operators - length.min(operators - 1)) as u32;
+        let until = from + length.max(1) as u32;
+        for position in 0..self.useful.len() {
+            let id = self.useful[position];
+            let window = self.problem.lineage.window(id);
+            if window.start < until && from < window.end && self.random.below(4) > 0 {
+                self.plan.set(id, Action::Keep);
+            }
+        }
+        let noise = self.random.unit() * 2.0;
+        self.resweep(noise);
+        let (old, new) = (self.judge.cost(&before.1), self.judge.cost(&self.prediction));
+        if !self.accepts(old, new, temperature) {
+            (self.plan, self.prediction) = before;
+        }
+    }
+
+    /// Lets a sweep make the plan at hand fit, cheapest price per byte first, prices being multiplied by noise.
+    fn resweep(&mut self, noise: f32) {
+        let mut policy = NoisyPrice::new(SplitMix64::new(self.random.next()), noise);
+        let mut sweep = Sweep::new(self.problem, self.plan.clone());
+        sweep.decide(&mut policy);
+        self.plan.clone_from(sweep.plan());
+        self.prediction = sweep.prediction();
+        self.judge.evaluations += 1 + sweep.decisions() as u64;
+        let before = self.judge.best().1;
+        self.judge.note(&self.plan, &self.prediction);
+        self.take_down(before);
+    }
+}
+
+/// Per window: the previous and the next window of the same storage.
+fn siblings(problem: &Problem<'_>) -> Vec<[u32; 2]> {
+    let windows = problem.lineage.windows();
+    let mut siblings = vec![[NONE; 2]; windows.len()];
+    let mut last = vec![NONE; problem.trace.storages.len()];
+    for (id, window) in windows.iter().enumerate() {
+        let previous = std::mem::replace(&mut last[window.storage.index()], id as u32);
+        siblings[id][0] = previous;
+        if previous != NONE {
+            siblings[previous as usize][1] = id as u32;
+        }
+    }
+    siblings
+}
