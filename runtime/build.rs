@@ -3,7 +3,12 @@
 #[cfg(feature = "torch")]
 fn main() {
     println!("cargo:rerun-if-env-changed=LIBTORCH");
-    println!("cargo:rerun-if-changed=src/torch");
+    // The C++ alone: Rust beside it does not make it be compiled again.
+    for file in std::fs::read_dir("src/torch").expect("the shim's sources").flatten() {
+        if file.path().extension().is_some_and(|kind| kind == "cpp" || kind == "h") {
+            println!("cargo:rerun-if-changed={}", file.path().display());
+        }
+    }
     let libtorch =
         std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch 2.11 (`make libtorch` fetches it)");
     let include = std::path::Path::new(&libtorch).join("include");

@@ -7,6 +7,7 @@
 //! Nothing here knows how a policy is learned or compared.
 
 pub mod config;
+pub mod cuda;
 pub mod device;
 pub mod environment;
 pub mod hardware;

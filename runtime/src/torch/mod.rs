@@ -8,7 +8,7 @@ pub mod recorder;
 pub mod session;
 mod shim;
 
-pub use copy::{CopyEngine, CopyError, DeviceBytes, HostEngine};
+pub use copy::{CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine};
 pub use executor::{Executor, IterationReport};
 pub use recorder::{RecordError, Recorder};
 pub use session::{Session, SessionError};

@@ -1,0 +1,186 @@
+//! The engine whose slow tier is this machine's memory.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::gather::Move;
+use super::slabs::{Mapped, MemorySlab, Pool};
+use super::ticket::{Done, Promise, Ticket};
+use super::worker::{Pace, Worker};
+use super::{CopyEngine, CopyError, DeviceBytes, Slab, SlowCopy, TierUse};
+use crate::hardware::{Link, Tier};
+
+/// The slow tier is this machine's memory; one thread makes the copies each way.
+///
+/// With a pace, every copy takes at least as long as it would on a link of that bandwidth: an *emulated* link, to
+/// study one on a machine without it.
+pub struct HostEngine {
+    out: Worker,
+    back: Worker,
+    slabs: Arc<Pool>,
+    is_emulated: bool,
+    host_waits: u64,
+}
+
+/// The two threads of an engine.
+pub(super) fn workers(pace: Option<Link>) -> (Worker, Worker) {
+    let pace_of = |bytes_per_s, latency_ns| Pace { bytes_per_s, latency_ns };
+    let out = pace.map(|link| pace_of(link.offload_bytes_per_s, link.latency_ns));
+    let back = pace.map(|link| pace_of(link.prefetch_bytes_per_s, link.latency_ns));
+    (Worker::start("plimsoll-offload", out), Worker::start("plimsoll-prefetch", back))
+}
+
+impl HostEngine {
+    /// An engine with its two threads and no limit but the system's; `pace` emulates a link.
+    pub fn new(pace: Option<Link>) -> Self {
+        Self::with_limit(u64::MAX, pace)
+    }
+
+    /// An engine that holds and keeps at most `limit_bytes`, in whole pages; `pace` emulates a link.
+    pub fn with_limit(limit_bytes: u64, pace: Option<Link>) -> Self {
+        let (out, back) = workers(pace);
+        let slabs = Pool::new(Box::new(Mapped), limit_bytes);
+        HostEngine { out, back, slabs, is_emulated: pace.is_some(), host_waits: 0 }
+    }
+
+    /// Measures this machine's own link: the median of several copies of 16 MiB each way, into fresh memory as the loop
+    /// would have it. A copy keeps one core busy all the while, which kernels that use every core must wait for.
+    pub fn probe() -> Link {
+        let link = probe(&mut HostEngine::new(None), Tier::Host).expect("this machine has 48 MiB left");
+        let copying_s_per_byte = 0.5 * (1.0 / link.offload_bytes_per_s + 1.0 / link.prefetch_bytes_per_s);
+        Link { contention_ns_per_byte: 1e9 * copying_s_per_byte, ..link }
+    }
+
+    /// Makes both worker threads die, as a fault to be survived. For tests.
+    #[doc(hidden)]
+    pub fn kill_workers(&mut self) {
+        kill(&self.out);
+        kill(&self.back);
+    }
+}
+
+/// Makes a worker die, and waits until it has.
+pub(super) fn kill(worker: &Worker) {
+    let death = worker.ticket(Tier::Host, 0, Box::new(|| panic!("injected: a copy worker dies")));
+    let _ = death.and_then(|ticket| ticket.wait_for_workers());
+}
+
+/// What a probe copies at a time.
+pub(super) const PROBE_BYTES: usize = 16 << 20;
+/// How often it does so, each way.
+pub(super) const PROBE_ROUNDS: usize = 7;
+
+/// Measures an engine by some copies. What copies take from compute is left at zero.
+pub(super) fn probe(engine: &mut dyn CopyEngine, tier: Tier) -> Result<Link, CopyError> {
+    let room = Pool::new(Box::new(Mapped), u64::MAX);
+    let source = room.take(PROBE_BYTES)?;
+    // SAFETY: the slab holds as many bytes. Memory that was never written would be read from one zero page.
+    unsafe { source.at(0).write_bytes(1, PROBE_BYTES) };
+    let mut rates = [[0.0; PROBE_ROUNDS]; 2];
+    for round in 0..rates[0].len() {
+        let started = Instant::now();
+        let piece = DeviceBytes { start: source.at(0), bytes: PROBE_BYTES };
+        // SAFETY: `source` lives, unwritten, until the wait.
+        let (mut copies, ticket) = unsafe { engine.offload(&[piece], tier) }?;
+        let copy = copies.pop().expect("one copy for each piece");
+        engine.wait(&ticket)?;
+        rates[0][round] = PROBE_BYTES as f64 / started.elapsed().as_secs_f64();
+        // A pool of its own, so that its memory is fresh.
+        let fresh = Pool::new(Box::new(Mapped), u64::MAX).take(PROBE_BYTES)?;
+        let started = Instant::now();
+        // SAFETY: `fresh` lives, unread, until the wait.
+        let ticket = unsafe { engine.prefetch(&[(&copy, fresh.at(0))]) }?;
+        engine.wait(&ticket)?;
+        rates[1][round] = PROBE_BYTES as f64 / started.elapsed().as_secs_f64();
+        engine.free(copy);
+    }
+    let [offload_bytes_per_s, prefetch_bytes_per_s] = rates.map(|mut rates| {
+        rates.sort_unstable_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    });
+    Ok(Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns: 20_000, contention_ns_per_byte: 0.0 })
+}
+
+/// Waits until the offload that fills `slab` has ended.
+fn written(slab: &MemorySlab) -> Result<(), CopyError> {
+    let written = slab.last_uses().written.clone();
+    match written {
+        Some(Done::Worker(completion)) => completion.wait(),
+        _ => panic!("a copy of another engine"),
+    }
+}
+
+impl CopyEngine for HostEngine {
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+        if tier != Tier::Host {
+            return Err(CopyError::NoTier(tier));
+        }
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        let slab = Arc::new(self.slabs.take(bytes)?);
+        let (promise, completion) = Promise::new();
+        let done = Done::Worker(completion);
+        slab.last_uses().written = Some(done.clone());
+        let copies = SlowCopy::parts(&Slab::Memory(Arc::clone(&slab)), pieces);
+        let ends = pieces.iter().zip(&copies);
+        let moves: Vec<Move> = ends
+            .map(|(piece, copy)| Move { from: piece.start, to: slab.at(copy.offset), bytes: piece.bytes })
+            .collect();
+        let job = move || {
+            // SAFETY: the caller keeps the pieces readable; the job holds the slab, which is no one else's before this
+            // is done.
+            moves.iter().for_each(|part| unsafe { part.make() });
+            drop(slab);
+            Ok(())
+        };
+        self.out.submit(bytes, promise, Box::new(job))?;
+        Ok((copies, Ticket::new(Tier::Host, done)))
+    }
+
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+        let bytes = copies.iter().map(|(copy, _)| copy.bytes).sum();
+        let of_copy = |&(copy, to): &(&SlowCopy, *mut u8)| {
+            let slab = Arc::clone(copy.in_memory());
+            let part = Move { from: slab.at(copy.offset), to, bytes: copy.bytes };
+            (slab, part)
+        };
+        let parts: Vec<(Arc<MemorySlab>, Move)> = copies.iter().map(of_copy).collect();
+        let job = move || {
+            for (slab, part) in parts {
+                written(&slab)?;
+                // SAFETY: the caller keeps the device bytes writable; the job holds the slab, which is filled.
+                unsafe { part.make() };
+            }
+            Ok(())
+        };
+        self.back.ticket(Tier::Host, bytes, Box::new(job))
+    }
+
+    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        self.host_waits += u64::from(ticket.wait_for_workers()?);
+        Ok(())
+    }
+
+    unsafe fn rescue(&mut self, copy: &SlowCopy, to: *mut u8) -> Result<(), CopyError> {
+        let slab = copy.in_memory();
+        written(slab)?;
+        // SAFETY: the slab is filled and held by the copy; the caller says that `to` is writable.
+        unsafe { Move { from: slab.at(copy.offset), to, bytes: copy.bytes }.make() };
+        Ok(())
+    }
+
+    fn high_water_bytes(&self) -> u64 {
+        self.slabs.usage().high_water_bytes
+    }
+
+    fn tiers(&self) -> Vec<TierUse> {
+        vec![self.slabs.usage()]
+    }
+
+    fn host_waits(&self) -> u64 {
+        self.host_waits
+    }
+
+    fn is_emulated(&self) -> bool {
+        self.is_emulated
+    }
+}

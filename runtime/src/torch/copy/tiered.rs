@@ -1,0 +1,85 @@
+//! A host engine and a file engine as one, by tier.
+
+use super::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierUse};
+use crate::hardware::Tier;
+
+/// Sends every copy to the engine of its tier. Which tier that is has been decided before.
+pub struct TieredEngine {
+    host: Box<dyn CopyEngine>,
+    file: Box<dyn CopyEngine>,
+}
+
+impl TieredEngine {
+    /// `host` takes what goes to the host's memory, `file` what goes to a file.
+    pub fn new(host: Box<dyn CopyEngine>, file: Box<dyn CopyEngine>) -> Self {
+        TieredEngine { host, file }
+    }
+
+    fn of(&mut self, tier: Tier) -> &mut dyn CopyEngine {
+        match tier {
+            Tier::Host => &mut *self.host,
+            Tier::File => &mut *self.file,
+        }
+    }
+}
+
+/// The tiers, in the order in which they are asked.
+const TIERS: [Tier; 2] = [Tier::Host, Tier::File];
+
+impl CopyEngine for TieredEngine {
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+        // SAFETY: passed on.
+        unsafe { self.of(tier).offload(pieces, tier) }
+    }
+
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+        let mut tickets: Vec<Ticket> = Vec::with_capacity(1);
+        for tier in TIERS {
+            let of_tier: Vec<_> = copies.iter().copied().filter(|(copy, _)| copy.tier() == tier).collect();
+            if of_tier.is_empty() {
+                continue;
+            }
+            // SAFETY: passed on.
+            match unsafe { self.of(tier).prefetch(&of_tier) } {
+                Ok(ticket) => tickets.push(ticket),
+                Err(error) => {
+                    // Nothing may be under way after an error; how this ends matters no more.
+                    let _ = self.wait(&Ticket::all(tickets));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Ticket::all(tickets))
+    }
+
+    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        // All of it is waited for, so that nothing is under way after an error.
+        let [host, file] = TIERS.map(|tier| ticket.of(tier).map_or(Ok(()), |ticket| self.of(tier).wait(&ticket)));
+        host.and(file)
+    }
+
+    unsafe fn rescue(&mut self, copy: &SlowCopy, to: *mut u8) -> Result<(), CopyError> {
+        // SAFETY: passed on.
+        unsafe { self.of(copy.tier()).rescue(copy, to) }
+    }
+
+    fn free(&mut self, copy: SlowCopy) {
+        self.of(copy.tier()).free(copy);
+    }
+
+    fn high_water_bytes(&self) -> u64 {
+        self.host.high_water_bytes() + self.file.high_water_bytes()
+    }
+
+    fn tiers(&self) -> Vec<TierUse> {
+        [self.host.tiers(), self.file.tiers()].concat()
+    }
+
+    fn host_waits(&self) -> u64 {
+        self.host.host_waits() + self.file.host_waits()
+    }
+
+    fn is_emulated(&self) -> bool {
+        self.host.is_emulated() || self.file.is_emulated()
+    }
+}

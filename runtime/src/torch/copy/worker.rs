@@ -1,0 +1,135 @@
+//! A thread that makes copies one after another: one direction of a link.
+//!
+//! It knows neither tiers nor slabs: a job is a closure. Its pace, where it has one, is a link's.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::CopyError;
+use super::ticket::{Done, Promise, Ticket};
+use crate::hardware::Tier;
+
+/// What a worker does. It lets go of all it holds before its end is told.
+pub(super) type Job = Box<dyn FnOnce() -> Result<(), CopyError> + Send>;
+
+/// How fast an emulated link is in one direction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    pub(super) bytes_per_s: f64,
+    pub(super) latency_ns: u64,
+}
+
+impl Pace {
+    /// Longest time that one copy can be made to take: an emulated link of no bandwidth at all must not hang.
+    const LONGEST: Duration = Duration::from_secs(3600);
+
+    fn time_of(&self, bytes: usize) -> Duration {
+        let bytes_take = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s).unwrap_or(Self::LONGEST);
+        bytes_take.saturating_add(Duration::from_nanos(self.latency_ns)).min(Self::LONGEST)
+    }
+}
+
+struct Order {
+    asked_for: Instant,
+    bytes: usize,
+    job: Job,
+    promise: Promise,
+}
+
+/// The thread and its queue.
+pub(super) struct Worker {
+    orders: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(super) fn start(name: &str, pace: Option<Pace>) -> Self {
+        let (orders, incoming) = channel::<Order>();
+        let work = move || {
+            // When the emulated link is free again. Sleeping too long must not make it slower, so it keeps its own time.
+            let mut free_at = Instant::now();
+            while let Ok(Order { asked_for, bytes, job, promise }) = incoming.recv() {
+                let Ok(outcome) = catch_unwind(AssertUnwindSafe(job)) else {
+                    // Its work may be broken: the worker dies. Queued orders go with the queue, and their promises
+                    // tell; this one tells last, so whoever knows of the death finds no queue.
+                    drop(incoming);
+                    drop(promise);
+                    return;
+                };
+                if let Some(pace) = pace {
+                    free_at = asked_for.max(free_at) + pace.time_of(bytes);
+                    thread::sleep(free_at.saturating_duration_since(Instant::now()));
+                }
+                promise.settle(outcome);
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(work).expect("a thread for copies");
+        Worker { orders: Some(orders), thread: Some(thread) }
+    }
+
+    /// Queues a job that copies `bytes`; `promise` is settled when it is done.
+    pub(super) fn submit(&self, bytes: usize, promise: Promise, job: Job) -> Result<(), CopyError> {
+        let order = Order { asked_for: Instant::now(), bytes, job, promise };
+        let orders = self.orders.as_ref().expect("taken only when dropped");
+        orders.send(order).map_err(|_| CopyError::WorkerDied)
+    }
+
+    /// Queues a job and gives the ticket for it.
+    pub(super) fn ticket(&self, tier: Tier, bytes: usize, job: Job) -> Result<Ticket, CopyError> {
+        let (promise, completion) = Promise::new();
+        self.submit(bytes, promise, job)?;
+        Ok(Ticket::new(tier, Done::Worker(completion)))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // It ends once its queue is empty. A job that panicked was caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_worker_that_dies_fails_its_job_those_queued_and_all_later_ones() {
+        let worker = Worker::start("under-test", None);
+        let gate = Arc::new(Barrier::new(2));
+        let opened = Arc::clone(&gate);
+        let before = worker.ticket(Tier::Host, 0, Box::new(|| Ok(()))).unwrap();
+        let dying = worker.ticket(
+            Tier::Host,
+            0,
+            Box::new(move || {
+                opened.wait();
+                panic!("injected: the worker dies")
+            }),
+        );
+        let queued = worker.ticket(Tier::Host, 0, Box::new(|| Ok(())));
+        gate.wait();
+        assert_eq!(before.wait_for_workers().map(|_| ()), Ok(()));
+        assert_eq!(dying.unwrap().wait_for_workers(), Err(CopyError::WorkerDied));
+        assert_eq!(queued.unwrap().wait_for_workers(), Err(CopyError::WorkerDied));
+        let later = worker.ticket(Tier::Host, 0, Box::new(|| Ok(())));
+        assert_eq!(later.map(|_| ()), Err(CopyError::WorkerDied));
+    }
+
+    #[test]
+    fn absurd_bandwidths_take_an_hour_at_most() {
+        for bytes_per_s in [0.0, -1.0, f64::NAN, 1e-300] {
+            assert_eq!(Pace { bytes_per_s, latency_ns: u64::MAX }.time_of(1 << 40), Pace::LONGEST);
+        }
+        assert_eq!(Pace { bytes_per_s: 1e9, latency_ns: 500 }.time_of(1_000_000), Duration::from_nanos(1_000_500));
+        assert_eq!(Pace { bytes_per_s: f64::INFINITY, latency_ns: 500 }.time_of(1 << 40), Duration::from_nanos(500));
+    }
+}
