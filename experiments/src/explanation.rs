@@ -3,7 +3,7 @@
 use plimsoll_runtime::trace::Class;
 use plimsoll_runtime::{Explanation, Trace};
 
-use crate::table::{mib, milliseconds, percent};
+use crate::table::{mib, milliseconds};
 
 /// Prints where the peak is, what makes it, and where the time went.
 pub fn print(trace: &Trace, why: &Explanation) {
@@ -28,15 +28,15 @@ pub fn print(trace: &Trace, why: &Explanation) {
     let time = &why.time;
     println!(
         "time in ms: {} compute, {} gaps, {} waiting for data, {} waiting for memory, {} contention, {} recompute; \
-         channels busy: offload {}, prefetch {}",
+         channels busy: offload {:.1} %, prefetch {:.1} %",
         milliseconds(time.compute_ns),
         milliseconds(time.gaps_ns),
         milliseconds(time.data_stall_ns),
         milliseconds(time.memory_stall_ns),
         milliseconds(time.contention_ns),
         milliseconds(time.recompute_ns),
-        percent(why.offload_utilisation),
-        percent(why.prefetch_utilisation),
+        100.0 * why.offload_utilisation,
+        100.0 * why.prefetch_utilisation,
     );
 }
 

@@ -7,7 +7,8 @@ use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::lineage::WindowId;
-use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Problem, Timeline, Trace, plan};
+use plimsoll_runtime::observation::Pressure;
+use plimsoll_runtime::{Action, ActionSet, Choice, Lineage, Link, Plan, Policy, Problem, Timeline, Trace, plan};
 use support::draw::Draw;
 use support::oracle;
 use support::realistic::realistic_trace;
@@ -105,6 +106,33 @@ fn decode(bencher: Bencher, operators: usize) {
     bencher
         .counter(ItemsCount::new(planned.decisions))
         .bench_local(|| plan(problem, baseline("capuchin", 0).expect("it is in the list").as_mut()));
+}
+
+/// Takes what covers most of the deficit for its price, as the features have it.
+struct Covering;
+
+impl Policy for Covering {
+    fn name(&self) -> &str {
+        "covering"
+    }
+
+    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
+        let score = |choice: &Choice| {
+            let row = pressure.row(choice.candidate);
+            row[0] - 0.1 * row[if choice.action == Action::Swap { 7 } else { 8 }]
+        };
+        pressure.choices().max_by(|a, b| score(a).total_cmp(&score(b)))
+    }
+}
+
+/// The same with every candidate described, as a learned policy needs it, and swaps and reruns mixed.
+#[divan::bench(args = [2_000, 5_000], sample_count = 10)]
+fn decode_described(bencher: Bencher, operators: usize) {
+    let case = Case::new(operators);
+    let problem = case.problem(80, ActionSet::ALL);
+    let planned = plan(problem, &mut Covering);
+    eprintln!("{operators} operators: {} decisions, {:?}", planned.decisions, planned.plan.counts());
+    bencher.counter(ItemsCount::new(planned.decisions)).bench_local(|| plan(problem, &mut Covering));
 }
 
 /// A change of one random window's action, against the plan it changes.
