@@ -67,7 +67,7 @@ pub fn run_plan(
     let mut planned = Executor::new(session, trace, lineage, plan, schedule, engine);
     let mut losses = Vec::new();
     let (mut reports, mut untouched) = (Vec::new(), Vec::new());
-    let mut next = |executor: &mut Executor<'_>| -> Result<IterationReport, RealError> {
+    let mut next = |executor: &mut Executor| -> Result<IterationReport, RealError> {
         let (loss, report) = executor.iteration(|| workload.iteration())?;
         losses.push(loss?);
         match report.deviation {

@@ -1,8 +1,9 @@
 //! What evicting a storage would cost, given what is evicted already: the facts and features of candidates.
 
+use crate::features::{Describer, Scene};
 use crate::hardware::Tier;
 use crate::lineage::{Lineage, VersionId, WindowId};
-use crate::observation::{Candidate, FEATURES};
+use crate::observation::Candidate;
 use crate::plan::Action;
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
@@ -22,8 +23,7 @@ pub(crate) struct Estimator {
     visited: Vec<u32>,
     visit: u32,
     stack: Vec<VersionId>,
-    by_price: Vec<(f32, u32)>,
-    cheaper_bytes: Vec<u64>,
+    describer: Describer,
 }
 
 impl Estimator {
@@ -36,8 +36,7 @@ impl Estimator {
             visited: vec![0; problem.lineage.versions().len()],
             visit: 0,
             stack: Vec::new(),
-            by_price: Vec::new(),
-            cheaper_bytes: Vec::new(),
+            describer: Describer::default(),
         }
     }
 
@@ -173,64 +172,20 @@ impl Estimator {
         features: &mut [f32],
     ) {
         let lineage = problem.lineage;
-        let makespan = lineage.keep_all_makespan_ns().max(1) as f32;
-        let deficit = deficit_bytes.max(1) as f32;
-        let total_bytes: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();
-        let elapsed = lineage.start_ns(operator) as f32;
-        let left = (makespan - elapsed).max(1.0);
         let horizon = problem.trace.operators.len();
-        let claimed_after = self.prefetch_claimed_until(operator.min(horizon), horizon) as f32;
+        let scene = Scene {
+            makespan_ns: lineage.keep_all_makespan_ns(),
+            elapsed_ns: lineage.start_ns(operator),
+            deficit_bytes,
+            offload_claimed_ns: self.offload_claimed_ns,
+            prefetch_claimed_ns: self.prefetch_claimed_until(operator.min(horizon), horizon),
+        };
         let peak_ahead = peak_ahead(lineage, operator);
-        self.rank_by_price(candidates);
-        let rows = features.chunks_exact_mut(FEATURES);
-        for ((candidate, row), &cheaper) in candidates.iter().zip(rows).zip(&self.cheaper_bytes) {
-            let window = lineage.window(candidate.window);
-            let bytes = candidate.bytes as f32;
-            let covered = (bytes / deficit).min(1.0);
-            let transfer = candidate.transfer_ns.max(1) as f32;
-            let gap = candidate.gap_ns.max(1) as f32;
-            let recompute = candidate.recompute_ns as f32;
-            let own = (candidate.own_recompute_ns as f32).min(recompute);
-            let values: [f32; FEATURES] = [
-                covered,
-                (bytes / deficit).ln().clamp(-6.0, 6.0),
-                (cheaper as f32 / deficit).min(4.0) / 4.0,
-                f32::from(u8::from(window.start <= peak_ahead && peak_ahead < window.end)),
-                (gap / makespan).ln().clamp(-10.0, 0.0),
-                (transfer / gap).ln().clamp(-6.0, 6.0),
-                (recompute.max(1.0) / transfer).ln().clamp(-6.0, 6.0),
-                compressed(candidate.swap_ns() as f32 / makespan / covered),
-                compressed(recompute / makespan / covered),
-                compressed(candidate.own_recompute_ns as f32 / makespan),
-                if recompute > 0.0 { 1.0 - own / recompute } else { 0.0 },
-                (candidate.dropped_children_bytes as f32 / deficit).min(4.0) / 4.0,
-                candidate.staleness_ns as f32 / makespan,
-                candidate.to_use_ns as f32 / makespan,
-                f32::from(u8::from(!candidate.used_again)),
-                (self.offload_claimed_ns as f32 / elapsed.max(1.0)).min(4.0) / 4.0,
-                (claimed_after / left).min(4.0) / 4.0,
-                f32::from(u8::from(candidate.can_recompute)),
-                elapsed / makespan,
-                (deficit / total_bytes.max(1) as f32).min(1.0),
-            ];
-            row.copy_from_slice(&values);
-        }
-        debug_assert!(features.iter().all(|feature| feature.is_finite()));
-    }
-
-    /// For each candidate, the bytes that can be had at a lower price per byte.
-    fn rank_by_price(&mut self, candidates: &[Candidate]) {
-        self.by_price.clear();
-        for (row, candidate) in candidates.iter().enumerate() {
-            self.by_price.push((candidate.price_ns() as f32 / candidate.bytes.max(1) as f32, row as u32));
-        }
-        self.by_price.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        self.cheaper_bytes.resize(candidates.len(), 0);
-        let mut cheaper = 0;
-        for &(_, row) in &self.by_price {
-            self.cheaper_bytes[row as usize] = cheaper;
-            cheaper += candidates[row as usize].bytes;
-        }
+        let covers_peak = |row: usize| {
+            let window = lineage.window(candidates[row].window);
+            window.start <= peak_ahead && peak_ahead < window.end
+        };
+        self.describer.describe(&scene, candidates, covers_peak, features);
     }
 }
 
@@ -263,8 +218,4 @@ fn dropped_children(problem: &Problem<'_>, timeline: &Timeline<'_>, version: Ver
         }
     }
     (bytes, time)
-}
-
-fn compressed(share: f32) -> f32 {
-    (1000.0 * share).ln_1p()
 }

@@ -119,10 +119,6 @@ pub struct Lineage {
     consumers: Lists<OperatorId>,
     windows_starting: Lists<WindowId>,
     windows_ending: Lists<WindowId>,
-    #[cfg_attr(not(feature = "torch"), expect(dead_code))]
-    initial_versions: Vec<VersionId>,
-    #[cfg_attr(not(feature = "torch"), expect(dead_code))]
-    writes: Lists<VersionId>,
     storage_bytes: Vec<u64>,
     demand_bytes: Vec<u64>,
     keep_all_bytes: Vec<u64>,
@@ -180,18 +176,6 @@ impl Lineage {
     /// Windows whose storage is accessed by operator `index`, or freed just before it.
     pub fn windows_ending(&self, index: usize) -> &[WindowId] {
         self.windows_ending.of(index)
-    }
-
-    /// Versions that storages come to hold because of operator `index`, replayable or not.
-    #[cfg(feature = "torch")]
-    pub(crate) fn writes(&self, index: usize) -> &[VersionId] {
-        self.writes.of(index)
-    }
-
-    /// The versions that initial storages hold when the iteration starts, by storage.
-    #[cfg(feature = "torch")]
-    pub(crate) fn initial_versions(&self) -> &[VersionId] {
-        &self.initial_versions
     }
 
     /// Bytes that operator `index` allocates: outputs and workspace.
@@ -310,13 +294,11 @@ impl<'a> Builder<'a> {
     fn build(mut self) -> Lineage {
         let trace = self.trace;
         let count = trace.operators.len();
-        let (mut inputs, mut outputs, mut writes) = (Vec::new(), Vec::new(), Vec::new());
-        let initial_versions: Vec<VersionId> = (0..trace.initial_storages)
-            .map(|index| {
-                self.alive[index as usize] = true;
-                self.make_version(StorageId(index), 0, None, None)
-            })
-            .collect();
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for index in 0..trace.initial_storages {
+            self.alive[index as usize] = true;
+            self.make_version(StorageId(index), 0, None, None);
+        }
         for (index, operator) in trace.operators.iter().enumerate() {
             let now = index as u32;
             for access in &operator.accesses {
@@ -341,7 +323,6 @@ impl<'a> Builder<'a> {
                     rebuilt.then_some(OperatorId(now)),
                     rebuilt.then_some(count as u32),
                 );
-                writes.push((now, version));
                 if rebuilt {
                     outputs.push((now, version));
                 }
@@ -355,7 +336,6 @@ impl<'a> Builder<'a> {
                     replayable.then_some(OperatorId(now)),
                     replayable.then_some(count as u32),
                 );
-                writes.push((now, version));
                 if replayable {
                     outputs.push((now, version));
                 }
@@ -390,10 +370,8 @@ impl<'a> Builder<'a> {
             consumers: Lists::gather(self.versions.len(), &consumers),
             replay_inputs,
             replay_outputs: Lists::gather(count, &outputs),
-            writes: Lists::gather(count, &writes),
             versions: self.versions,
             windows: self.windows,
-            initial_versions,
             storage_bytes: trace.storages.iter().map(|storage| storage.bytes).collect(),
             demand_bytes,
             profile: Profile::new(keep_all_bytes.iter().map(|&bytes| bytes as i64).collect()),

@@ -2,7 +2,9 @@
 //! and the bits of a model.
 
 mod awkward;
+pub mod budget;
 pub mod command;
+pub mod perceptron;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +14,9 @@ use plimsoll_env::recording::{WARM_UP, record};
 use plimsoll_env::workload::{Family, Workload, WorkloadConfig};
 use plimsoll_env::{Domain, Instance};
 use plimsoll_runtime::lineage::WindowId;
+use plimsoll_runtime::network::{Dense, NetworkWeights, Normaliser};
+use plimsoll_runtime::observation::FEATURES;
+use plimsoll_runtime::policy_file::PolicyFile;
 use plimsoll_runtime::torch::{Executor, HostEngine, IterationReport, Session};
 use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Prediction, Timeline, Trace};
 use rand::{RngExt, SeedableRng};
@@ -86,6 +91,19 @@ pub fn plan_by(lineage: &Lineage, mut choose: impl FnMut(bool) -> Action) -> Pla
         plan.set(WindowId(id), choose(window.recomputable));
     }
     plan
+}
+
+/// A policy that nobody trained: all weights are drawn.
+pub fn tiny_policy(seed: u64) -> PolicyFile {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut draw = |count: usize| (0..count).map(|_| random.random_range(-0.5..0.5)).collect::<Vec<f32>>();
+    let layers = [(FEATURES, 8), (8, 8), (8, 2)].map(|(from, to)| Dense { weights: draw(from * to), bias: draw(to) });
+    PolicyFile {
+        family: "perceptron".to_owned(),
+        actions: ActionSet::ALL,
+        provenance: Default::default(),
+        weights: NetworkWeights::new(Normaliser::identity(), layers).expect("as many as a policy has"),
+    }
 }
 
 /// A workload, boxed or not.

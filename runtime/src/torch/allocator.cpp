@@ -6,8 +6,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <string>
 
 namespace plimsoll {
+
+std::string& refusal();
+
 namespace {
 
 // In front of every allocation; as long as the alignment that libtorch's kernels expect.
@@ -17,13 +21,43 @@ struct alignas(64) Header {
 };
 static_assert(sizeof(Header) == 64);
 
-std::atomic<uint64_t> live{0}, peak{0}, operator_peak{0};
-thread_local int uncounted_depth = 0;
+std::atomic<uint64_t> live{0}, peak{0}, line{UINT64_MAX};
+std::atomic<int64_t> operator_bytes{0}, operator_peak{0};
+thread_local int uncounted_depth = 0, ours_depth = 0;
 void (*report_free)(uint32_t) = nullptr;
+int32_t (*make_room)(uint64_t) = nullptr;
 
-void raise_to(std::atomic<uint64_t>& mark, uint64_t bytes) {
-  uint64_t seen = mark.load(std::memory_order_relaxed);
+template <class Number>
+void raise_to(std::atomic<Number>& mark, Number bytes) {
+  Number seen = mark.load(std::memory_order_relaxed);
   while (seen < bytes && !mark.compare_exchange_weak(seen, bytes, std::memory_order_relaxed)) {
+  }
+}
+
+// Books an allocation, unless it would exceed the line.
+bool count(uint64_t bytes) {
+  uint64_t before = live.load(std::memory_order_relaxed);
+  do {
+    if (bytes && before + bytes > line.load(std::memory_order_relaxed)) return false;
+  } while (!live.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
+  raise_to(peak, before + bytes);
+  if (!ours_depth) {
+    auto signed_bytes = static_cast<int64_t>(bytes);
+    raise_to(operator_peak, operator_bytes.fetch_add(signed_bytes, std::memory_order_relaxed) + signed_bytes);
+  }
+  return true;
+}
+
+void uncount(uint64_t bytes) {
+  live.fetch_sub(bytes, std::memory_order_relaxed);
+  if (!ours_depth) operator_bytes.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+}
+
+// Books an allocation, after as many evictions as that takes.
+void count_or_throw(uint64_t bytes) {
+  while (!count(bytes)) {
+    TORCH_CHECK_WITH(OutOfMemoryError, !ours_depth && make_room, bytes, " bytes more exceed the budget");
+    TORCH_CHECK_WITH(OutOfMemoryError, make_room(bytes) == 0, refusal());
   }
 }
 
@@ -32,7 +66,7 @@ Header* header_of(void* bytes) { return static_cast<Header*>(bytes) - 1; }
 void free_bytes(void* bytes) {
   if (!bytes) return;
   Header* header = header_of(bytes);
-  live.fetch_sub(header->bytes, std::memory_order_relaxed);
+  uncount(header->bytes);
   uint32_t owner = header->owner.load(std::memory_order_relaxed);
   header->~Header();
   std::free(header);
@@ -44,13 +78,12 @@ struct CountingAllocator final : c10::Allocator {
     // A storage of no bytes gets no memory, but the same deleter, so that it counts as ours.
     if (bytes == 0) return {nullptr, nullptr, &free_bytes, c10::Device(c10::kCPU)};
     size_t rounded = (sizeof(Header) + bytes + 63) / 64 * 64;
-    void* memory = std::aligned_alloc(64, rounded);
-    TORCH_CHECK_WITH(OutOfMemoryError, memory, "the system has no ", bytes, " bytes left");
     uint64_t counted = uncounted_depth ? 0 : bytes;
+    count_or_throw(counted);
+    void* memory = std::aligned_alloc(64, rounded);
+    if (!memory) uncount(counted);
+    TORCH_CHECK_WITH(OutOfMemoryError, memory, "the system has no ", bytes, " bytes left");
     Header* header = new (memory) Header{counted, {0}};
-    uint64_t now = live.fetch_add(counted, std::memory_order_relaxed) + counted;
-    raise_to(peak, now);
-    raise_to(operator_peak, now);
     void* data = header + 1;
     return {data, data, &free_bytes, c10::Device(c10::kCPU)};
   }
@@ -91,8 +124,17 @@ at::DataPtr absent_bytes(c10::Device device, uint32_t entry) {
 uint64_t live_bytes() { return live.load(std::memory_order_relaxed); }
 uint64_t peak_bytes() { return peak.load(std::memory_order_relaxed); }
 void reset_peak() { peak.store(live_bytes(), std::memory_order_relaxed); }
-uint64_t operator_peak_bytes() { return operator_peak.load(std::memory_order_relaxed); }
-void reset_operator_peak() { operator_peak.store(live_bytes(), std::memory_order_relaxed); }
+uint64_t operator_peak_bytes() { return static_cast<uint64_t>(operator_peak.load(std::memory_order_relaxed)); }
+void reset_operator_peak() {
+  operator_bytes.store(0, std::memory_order_relaxed);
+  operator_peak.store(0, std::memory_order_relaxed);
+}
+
+void set_line(uint64_t bytes) { line.store(bytes, std::memory_order_relaxed); }
+void on_pressure(int32_t (*handler)(uint64_t)) { make_room = handler; }
+
+Ours::Ours() { ++ours_depth; }
+Ours::~Ours() { --ours_depth; }
 
 Uncounted::Uncounted() { ++uncounted_depth; }
 Uncounted::~Uncounted() { --uncounted_depth; }

@@ -21,9 +21,23 @@ at::DataPtr absent_bytes(c10::Device device, uint32_t entry);
 uint64_t live_bytes();
 uint64_t peak_bytes();
 void reset_peak();
-// The most bytes since the last reset_operator_peak(), apart from peak_bytes().
+// The most bytes that were allocated at once on top of those of the last reset_operator_peak(). What is `Ours` does not
+// count: neither the bytes that an eviction frees nor those that a restored storage takes.
 uint64_t operator_peak_bytes();
 void reset_operator_peak();
+
+// Bytes that no allocation may exceed; UINT64_MAX for none.
+void set_line(uint64_t bytes);
+// Called, with no lock held and on any thread, where an allocation of so many bytes would exceed the line. Answers 0
+// where it made room, else the allocation fails with the message of refusal().
+void on_pressure(int32_t (*make_room)(uint64_t bytes));
+
+// What this thread allocates and frees meanwhile is done on Rust's behalf: it still counts, but over the line it fails
+// at once, for Rust makes room first.
+struct Ours {
+  Ours();
+  ~Ours();
+};
 
 // What this thread allocates meanwhile is the interceptor's own and not counted.
 struct Uncounted {

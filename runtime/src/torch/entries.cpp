@@ -74,6 +74,12 @@ void Entries::unhold(PlimsollEntry entry) {
   dying = std::move(at(entry).held);
 }
 
+bool Entries::is_orphan(PlimsollEntry entry) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  const Entry& kept = at(entry);
+  return kept.held && kept.held.use_count() == 1;
+}
+
 void* Entries::park(PlimsollEntry entry) {
   Storage storage = lock(entry);
   std::lock_guard<std::mutex> guard(mutex_);

@@ -31,6 +31,8 @@ class Entries {
   Storage lock(PlimsollEntry entry);
   void hold(PlimsollEntry entry);
   void unhold(PlimsollEntry entry);
+  // Whether only hold() keeps the storage alive.
+  bool is_orphan(PlimsollEntry entry);
 
   void* park(PlimsollEntry entry);
   void unpark(PlimsollEntry entry);

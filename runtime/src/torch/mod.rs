@@ -1,14 +1,27 @@
-//! Drives a real libtorch program: sees its operators below autograd, records them, and carries out a schedule.
+//! Drives a real libtorch program: sees its operators below autograd, records them, carries out plans, and keeps it
+//! under a budget.
 //!
 //! Mechanism that only C++ can reach stands in the shim beside this file; every decision is made in Rust.
 
+mod ancestry;
 pub mod copy;
+mod driver;
+mod events;
 pub mod executor;
+mod library;
+mod program;
+mod reactive;
 pub mod recorder;
+mod recording;
+pub mod report;
+mod residency;
+pub mod runtime;
 pub mod session;
 mod shim;
 
 pub use copy::{CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine};
-pub use executor::{Executor, IterationReport};
+pub use executor::Executor;
 pub use recorder::{RecordError, Recorder};
+pub use report::{IterationReport, Report};
+pub use runtime::{Budget, BuildError, Builder, Detection, Iteration, Runtime};
 pub use session::{Session, SessionError};

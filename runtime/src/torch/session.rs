@@ -1,8 +1,9 @@
 //! The process's one connection to libtorch's dispatcher, and who listens to it.
 
 use std::ffi::{CStr, c_char};
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::shim::{self, Callbacks, RawOperator, ShimError};
 
@@ -15,6 +16,9 @@ pub enum SessionError {
     /// Two loops of one process cannot be observed at once.
     #[error("another training loop of this process is being observed")]
     Busy,
+    /// Storages are without their bytes; the loop must not go on.
+    #[error("storages could not be restored: {0}")]
+    NotRestored(String),
 }
 
 /// What an observer wants of an operator.
@@ -26,25 +30,25 @@ pub(crate) struct Wish {
     pub(crate) watch: bool,
 }
 
-/// Sees the operators of one iteration.
-pub(crate) trait Observer {
+/// Sees the operators of one iteration. It is called from every thread that runs one; no lock is held meanwhile.
+pub(crate) trait Observer: Send + Sync {
     /// An operator is about to run. Returns what is wanted of it, or why it must not run.
-    fn before(&mut self, operator: &RawOperator) -> Result<Wish, String>;
+    fn before(&self, operator: &RawOperator) -> Result<Wish, String>;
     /// The operator has run.
-    fn after(&mut self, operator: &RawOperator);
-    /// The operator has failed.
-    fn failed(&mut self);
+    fn after(&self, operator: &RawOperator);
+    /// The operator that this thread ran has failed.
+    fn failed(&self);
+    /// An allocation of so many bytes would exceed the line: makes room, or says why there is none.
+    fn pressed(&self, bytes: u64) -> Result<(), String> {
+        Err(format!("{bytes} bytes more exceed the budget"))
+    }
 }
 
-/// The observer of the iteration under way. It outlives its place here: see [`Session::observe`].
-struct Active(*mut dyn Observer);
-
-// SAFETY: operators run one at a time, if not all on one thread; the mutex around it gives each its turn.
-unsafe impl Send for Active {}
-
-static ACTIVE: Mutex<Option<Active>> = Mutex::new(None);
+/// The observer of the iteration under way.
+static ACTIVE: Mutex<Option<Arc<dyn Observer>>> = Mutex::new(None);
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-static CALLBACKS: Callbacks = Callbacks { name: on_name, before: on_before, after: on_after, failed: on_failed };
+static CALLBACKS: Callbacks =
+    Callbacks { name: on_name, before: on_before, after: on_after, failed: on_failed, pressure: on_pressure };
 
 /// A process's connection to libtorch's dispatcher and CPU allocator.
 ///
@@ -76,34 +80,25 @@ impl Session {
         shim::reset_peak();
     }
 
-    /// Runs `body` with `observer` told of every operator.
-    pub(crate) fn observe<R>(
-        &self,
-        observer: &mut (dyn Observer + '_),
-        body: impl FnOnce() -> R,
-    ) -> Result<R, SessionError> {
-        struct Listening;
-        impl Drop for Listening {
-            fn drop(&mut self) {
-                shim::intercept(false);
-                *lock(&ACTIVE) = None;
-            }
+    /// Tells `observer` of every operator that this thread runs, until the result is dropped.
+    pub(crate) fn listen(&self, observer: Arc<dyn Observer>) -> Result<Listening, SessionError> {
+        let mut active = lock(&ACTIVE);
+        if active.is_some() {
+            return Err(SessionError::Busy);
         }
-        {
-            let mut active = lock(&ACTIVE);
-            if active.is_some() {
-                return Err(SessionError::Busy);
-            }
-            let observer: *mut (dyn Observer + '_) = observer;
-            // SAFETY: only the lifetime changes; `Listening` takes the pointer away before the borrow ends.
-            *active =
-                Some(Active(unsafe { std::mem::transmute::<*mut (dyn Observer + '_), *mut dyn Observer>(observer) }));
-        }
-        let listening = Listening;
+        *active = Some(observer);
         shim::intercept(true);
-        let result = body();
-        drop(listening);
-        Ok(result)
+        Ok(Listening(PhantomData))
+    }
+}
+
+/// Operators of this thread are told to an observer while this lives.
+pub(crate) struct Listening(PhantomData<*const ()>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        shim::intercept(false);
+        *lock(&ACTIVE) = None;
     }
 }
 
@@ -117,11 +112,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Calls the active observer, if any. A panic in it must not unwind into C++.
-fn with_observer<R>(call: impl FnOnce(&mut dyn Observer) -> R) -> Option<R> {
-    let active = lock(&ACTIVE);
-    // SAFETY: the pointer is valid while it stands in ACTIVE, and the lock makes this the only use.
-    let observer = unsafe { &mut *active.as_ref()?.0 };
-    match catch_unwind(AssertUnwindSafe(|| call(observer))) {
+fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
+    let observer = lock(&ACTIVE).clone()?;
+    match catch_unwind(AssertUnwindSafe(|| call(&*observer))) {
         Ok(result) => Some(result),
         Err(_) => {
             eprintln!("plimsoll: an invariant broke inside an operator; no training loop can go on from here");
@@ -159,4 +152,16 @@ extern "C" fn on_after(operator: *const RawOperator) {
 
 extern "C" fn on_failed() {
     with_observer(|observer| observer.failed());
+}
+
+extern "C" fn on_pressure(bytes: u64) -> i32 {
+    match with_observer(|observer| observer.pressed(bytes)) {
+        Some(Ok(())) => 0,
+        Some(Err(message)) => {
+            shim::refuse(&message);
+            -1
+        }
+        // The iteration has just ended, and its line with it: the allocation fits now.
+        None => 0,
+    }
 }

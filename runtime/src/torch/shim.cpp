@@ -27,18 +27,28 @@ std::string& last_error() {
 }
 
 template <class Body>
-int32_t guarded(Body body) {
+int32_t caught(Body body) {
   try {
     // What the shim does itself is not the program's.
     c10::impl::ExcludeDispatchKeyGuard not_intercepted(kInterceptorKey);
     body();
     return 0;
+  } catch (const c10::OutOfMemoryError& error) {
+    last_error() = error.what_without_backtrace();
+    return PLIMSOLL_NO_ROOM;
   } catch (const std::exception& error) {
     last_error() = error.what();
   } catch (...) {
     last_error() = "an exception of an unknown kind";
   }
   return -1;
+}
+
+// For what allocates and frees no more than Rust knows of.
+template <class Body>
+int32_t guarded(Body body) {
+  Ours ours;
+  return caught(body);
 }
 
 }  // namespace
@@ -49,6 +59,7 @@ using namespace plimsoll;
 int32_t plimsoll_install(const PlimsollCallbacks* callbacks) {
   return guarded([&] {
     install_allocator([](uint32_t entry) { entries().note_freed(entry); });
+    on_pressure(callbacks->pressure);
     install_interceptor(*callbacks);
   });
 }
@@ -61,6 +72,7 @@ void plimsoll_refuse(const char* message) { refusal() = message; }
 uint64_t plimsoll_live_bytes(void) { return live_bytes(); }
 uint64_t plimsoll_peak_bytes(void) { return peak_bytes(); }
 void plimsoll_reset_peak(void) { reset_peak(); }
+void plimsoll_set_line(uint64_t bytes) { set_line(bytes); }
 
 size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) { return entries().take_freed(out, capacity); }
 void plimsoll_forget(PlimsollEntry entry) {
@@ -95,9 +107,17 @@ int32_t plimsoll_unhold(PlimsollEntry entry) {
   return guarded([&] { entries().unhold(entry); });
 }
 
+int32_t plimsoll_is_orphan(PlimsollEntry entry, int32_t* orphan) {
+  return guarded([&] { *orphan = entries().is_orphan(entry); });
+}
+int32_t plimsoll_bytes_of(PlimsollEntry entry, uint64_t* bytes) {
+  return guarded([&] { *bytes = entries().lock(entry)->nbytes(); });
+}
+
 int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count, PlimsollEntry* outputs,
                        size_t output_count) {
-  return guarded([&] {
+  // A kernel runs: what it allocates may raise pressure like any other.
+  return caught([&] {
     const auto& known = *reinterpret_cast<Recipe*>(recipe);
     TORCH_CHECK(input_count == known.accesses.size(), "a rerun of ", known.facts->text, " needs ", known.accesses.size(),
                 " inputs, not ", input_count);

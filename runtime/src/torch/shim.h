@@ -1,7 +1,8 @@
 // The C interface between libtorch's dispatcher and Rust: mechanism only, no policy.
 //
 // An *entry* stands for one StorageImpl that an intercepted operator used or made. Entry numbers start at 1.
-// Functions that can fail return 0 on success; plimsoll_error() then tells why not. No C++ exception passes.
+// Functions that can fail return 0 on success; plimsoll_error() then tells why not. No C++ exception passes. What
+// failed because an allocation was refused returns PLIMSOLL_NO_ROOM.
 #pragma once
 
 #include <stddef.h>
@@ -14,6 +15,7 @@ extern "C" {
 typedef uint32_t PlimsollEntry;
 typedef struct PlimsollRecipe PlimsollRecipe;
 
+enum { PLIMSOLL_NO_ROOM = -2 };
 enum PlimsollMode { PLIMSOLL_READ = 0, PLIMSOLL_WRITE = 1, PLIMSOLL_OVERWRITE = 2, PLIMSOLL_SIDE_EFFECT = 3 };
 enum PlimsollPhase { PLIMSOLL_FORWARD = 0, PLIMSOLL_BACKWARD = 1, PLIMSOLL_UPDATE = 2 };
 
@@ -45,19 +47,21 @@ typedef struct {
   const PlimsollCreated* created;  // null before it has run
   size_t created_count;
   PlimsollRecipe* recipe;        // after it has run: the recipe that `before` asked for, now the callee's, or null
-  uint64_t peak_bytes;           // after it has run: most device bytes while it ran
+  uint64_t peak_bytes;           // after it has run: most bytes that it held at once beyond those it started with
   uint64_t start_ns, end_ns;     // after it has run: monotonic clock around the operator itself
 } PlimsollOperator;
 
 // What Rust is told. All are called on the thread that runs the operator, with no lock held. `before` returns a
 // negative number to refuse the operator with the message of plimsoll_refuse(), else the sum of what it asks for:
 // 1 for a recipe, 2 to watch what the operator makes from nothing, until it is used, for bytes filled in past the
-// dispatcher.
+// dispatcher. `pressure` is called on any thread where an allocation would exceed the line; it returns 0 where it made
+// room for so many bytes, else a negative number with the message of plimsoll_refuse().
 typedef struct {
   void (*name)(uint32_t name, const char* text);
   int32_t (*before)(const PlimsollOperator*);
   void (*after)(const PlimsollOperator*);
   void (*failed)(void);
+  int32_t (*pressure)(uint64_t bytes);
 } PlimsollCallbacks;
 
 // Registers the allocator and the interceptor, once per process.
@@ -72,6 +76,8 @@ void plimsoll_refuse(const char* message);
 uint64_t plimsoll_live_bytes(void);
 uint64_t plimsoll_peak_bytes(void);
 void plimsoll_reset_peak(void);
+// Device bytes that no allocation may exceed; UINT64_MAX for none. Over them `pressure` is called.
+void plimsoll_set_line(uint64_t bytes);
 
 // Moves at most `capacity` entries whose storage has died since the last call into `out`; returns how many. Their
 // numbers stay taken until plimsoll_forget().
@@ -93,6 +99,10 @@ int32_t plimsoll_allocate(PlimsollEntry entry, void** bytes);
 // Keeps the storage alive, whatever the program does, until plimsoll_unhold().
 int32_t plimsoll_hold(PlimsollEntry entry);
 int32_t plimsoll_unhold(PlimsollEntry entry);
+// Whether nothing but plimsoll_hold() keeps the storage alive: the program has let go of it.
+int32_t plimsoll_is_orphan(PlimsollEntry entry, int32_t* orphan);
+// The size of the storage now.
+int32_t plimsoll_bytes_of(PlimsollEntry entry, uint64_t* bytes);
 
 // Reruns an operator. `inputs` has one entry for each access of the original: the storage that holds the version
 // it read; ignored for PLIMSOLL_OVERWRITE and PLIMSOLL_SIDE_EFFECT. On success `outputs` receives first one entry

@@ -110,6 +110,9 @@ pub(crate) struct Recipe(NonNull<c_void>);
 // SAFETY: a recipe is plain data; libtorch's reference counts in it are atomic.
 unsafe impl Send for Recipe {}
 
+// SAFETY: a rerun reads the recipe and never changes it.
+unsafe impl Sync for Recipe {}
+
 impl Drop for Recipe {
     fn drop(&mut self) {
         // SAFETY: the pointer came from the shim and is freed once.
@@ -124,6 +127,7 @@ pub(crate) struct Callbacks {
     pub(crate) before: extern "C" fn(*const RawOperator) -> i32,
     pub(crate) after: extern "C" fn(*const RawOperator),
     pub(crate) failed: extern "C" fn(),
+    pub(crate) pressure: extern "C" fn(u64) -> i32,
 }
 
 unsafe extern "C" {
@@ -134,6 +138,7 @@ unsafe extern "C" {
     fn plimsoll_live_bytes() -> u64;
     fn plimsoll_peak_bytes() -> u64;
     fn plimsoll_reset_peak();
+    fn plimsoll_set_line(bytes: u64);
     fn plimsoll_take_freed(out: *mut Entry, capacity: usize) -> usize;
     fn plimsoll_forget(entry: Entry);
     fn plimsoll_entry_of(tensor: *const c_void) -> u32;
@@ -144,6 +149,8 @@ unsafe extern "C" {
     fn plimsoll_allocate(entry: Entry, bytes: *mut *mut c_void) -> i32;
     fn plimsoll_hold(entry: Entry) -> i32;
     fn plimsoll_unhold(entry: Entry) -> i32;
+    fn plimsoll_is_orphan(entry: Entry, orphan: *mut i32) -> i32;
+    fn plimsoll_bytes_of(entry: Entry, bytes: *mut u64) -> i32;
     fn plimsoll_rerun(
         recipe: *mut c_void,
         inputs: *const Entry,
@@ -195,6 +202,12 @@ pub(crate) fn peak_bytes() -> u64 {
 pub(crate) fn reset_peak() {
     // SAFETY: sets a counter.
     unsafe { plimsoll_reset_peak() }
+}
+
+/// Sets the device bytes that no allocation may exceed; `u64::MAX` for none.
+pub(crate) fn set_line(bytes: u64) {
+    // SAFETY: sets a number.
+    unsafe { plimsoll_set_line(bytes) }
 }
 
 /// Appends the entries whose storages have died since the last call.
@@ -271,12 +284,42 @@ pub(crate) fn unhold(entry: Entry) -> Result<(), ShimError> {
     checked(unsafe { plimsoll_unhold(entry) })
 }
 
+/// Whether only [`hold`] keeps the storage alive: the program has let go of it.
+pub(crate) fn is_orphan(entry: Entry) -> Result<bool, ShimError> {
+    let mut orphan = 0;
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_is_orphan(entry, &mut orphan) })?;
+    Ok(orphan != 0)
+}
+
+/// The size of the storage now.
+pub(crate) fn bytes_of(entry: Entry) -> Result<u64, ShimError> {
+    let mut bytes = 0;
+    // SAFETY: an unknown entry is an error inside the shim.
+    checked(unsafe { plimsoll_bytes_of(entry, &mut bytes) })?;
+    Ok(bytes)
+}
+
+/// Why an operator did not run again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RerunError {
+    /// There was no room for what it allocates.
+    NoRoom(String),
+    /// Anything else.
+    Failed(ShimError),
+}
+
+/// What an allocation that was refused returns: see shim.h.
+const NO_ROOM: i32 = -2;
+
 /// Reruns an operator; see shim.h for the order of inputs and outputs.
-pub(crate) fn rerun(recipe: &Recipe, inputs: &[Entry], outputs: &mut [Entry]) -> Result<(), ShimError> {
+pub(crate) fn rerun(recipe: &Recipe, inputs: &[Entry], outputs: &mut [Entry]) -> Result<(), RerunError> {
     // SAFETY: the recipe is alive, and the slices are as long as they say.
-    checked(unsafe {
+    let status = unsafe {
         plimsoll_rerun(recipe.0.as_ptr(), inputs.as_ptr(), inputs.len(), outputs.as_mut_ptr(), outputs.len())
-    })
+    };
+    checked(status)
+        .map_err(|error| if status == NO_ROOM { RerunError::NoRoom(error.0) } else { RerunError::Failed(error) })
 }
 
 /// Moves the bytes of `from`, which stands beside the program, into the empty storage of `to`.
@@ -294,4 +337,19 @@ pub(crate) fn discard(entry: Entry) -> Result<(), ShimError> {
 impl Entry {
     /// No storage: where the shim ignores an input.
     pub(crate) const NONE: Entry = Entry(0);
+
+    /// As an index into per-storage arrays.
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The entry at an index of a per-storage array.
+    pub(crate) const fn at(index: usize) -> Entry {
+        Entry(index as u32)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn numbered(number: u32) -> Entry {
+        Entry(number)
+    }
 }

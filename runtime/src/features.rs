@@ -1,0 +1,99 @@
+//! The features of candidates, computed from their raw quantities: the one place that fills the feature table in.
+//!
+//! It knows neither traces nor timelines, so that a plan made in advance and a decision made in a running program are
+//! described alike.
+
+use crate::observation::{Candidate, FEATURES};
+
+/// What all candidates of a pressure point have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scene {
+    /// Makespan of the iteration, if nothing is evicted.
+    pub(crate) makespan_ns: u64,
+    /// Time since its start.
+    pub(crate) elapsed_ns: u64,
+    pub(crate) deficit_bytes: u64,
+    /// Offload time already claimed up to this point.
+    pub(crate) offload_claimed_ns: u64,
+    /// Prefetch time already claimed after it.
+    pub(crate) prefetch_claimed_ns: u64,
+}
+
+/// Scratch for [`Describer::describe`].
+#[derive(Debug, Default)]
+pub(crate) struct Describer {
+    by_price: Vec<(f32, u32)>,
+    cheaper_bytes: Vec<u64>,
+}
+
+impl Describer {
+    /// Fills `features`, row-major `[candidates, FEATURES]`, in the order of the feature table. `covers_peak` says, by
+    /// row, whether a window spans the highest demand still to come.
+    pub(crate) fn describe(
+        &mut self,
+        scene: &Scene,
+        candidates: &[Candidate],
+        covers_peak: impl Fn(usize) -> bool,
+        features: &mut [f32],
+    ) {
+        let makespan = scene.makespan_ns.max(1) as f32;
+        let deficit = scene.deficit_bytes.max(1) as f32;
+        let total_bytes: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();
+        let elapsed = scene.elapsed_ns as f32;
+        let left = (makespan - elapsed).max(1.0);
+        let claimed_after = scene.prefetch_claimed_ns as f32;
+        self.rank_by_price(candidates);
+        let rows = features.chunks_exact_mut(FEATURES);
+        for (index, ((candidate, row), &cheaper)) in candidates.iter().zip(rows).zip(&self.cheaper_bytes).enumerate() {
+            let bytes = candidate.bytes as f32;
+            let covered = (bytes / deficit).min(1.0);
+            let transfer = candidate.transfer_ns.max(1) as f32;
+            let gap = candidate.gap_ns.max(1) as f32;
+            let recompute = candidate.recompute_ns as f32;
+            let own = (candidate.own_recompute_ns as f32).min(recompute);
+            let values: [f32; FEATURES] = [
+                covered,
+                (bytes / deficit).ln().clamp(-6.0, 6.0),
+                (cheaper as f32 / deficit).min(4.0) / 4.0,
+                f32::from(u8::from(covers_peak(index))),
+                (gap / makespan).ln().clamp(-10.0, 0.0),
+                (transfer / gap).ln().clamp(-6.0, 6.0),
+                (recompute.max(1.0) / transfer).ln().clamp(-6.0, 6.0),
+                compressed(candidate.swap_ns() as f32 / makespan / covered),
+                compressed(recompute / makespan / covered),
+                compressed(candidate.own_recompute_ns as f32 / makespan),
+                if recompute > 0.0 { 1.0 - own / recompute } else { 0.0 },
+                (candidate.dropped_children_bytes as f32 / deficit).min(4.0) / 4.0,
+                candidate.staleness_ns as f32 / makespan,
+                candidate.to_use_ns as f32 / makespan,
+                f32::from(u8::from(!candidate.used_again)),
+                (scene.offload_claimed_ns as f32 / elapsed.max(1.0)).min(4.0) / 4.0,
+                (claimed_after / left).min(4.0) / 4.0,
+                f32::from(u8::from(candidate.can_recompute)),
+                elapsed / makespan,
+                (deficit / total_bytes.max(1) as f32).min(1.0),
+            ];
+            row.copy_from_slice(&values);
+        }
+        debug_assert!(features.iter().all(|feature| feature.is_finite()));
+    }
+
+    /// For each candidate, the bytes that can be had at a lower price per byte.
+    fn rank_by_price(&mut self, candidates: &[Candidate]) {
+        self.by_price.clear();
+        for (row, candidate) in candidates.iter().enumerate() {
+            self.by_price.push((candidate.price_ns() as f32 / candidate.bytes.max(1) as f32, row as u32));
+        }
+        self.by_price.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        self.cheaper_bytes.resize(candidates.len(), 0);
+        let mut cheaper = 0;
+        for &(_, row) in &self.by_price {
+            self.cheaper_bytes[row as usize] = cheaper;
+            cheaper += candidates[row as usize].bytes;
+        }
+    }
+}
+
+fn compressed(share: f32) -> f32 {
+    (1000.0 * share).ln_1p()
+}

@@ -1,0 +1,493 @@
+//! What the bytes of live storages were made from: the lineage of a program while it runs.
+//!
+//! One version for every write of a storage, one maker for every operator whose recipe is kept. Edges only go back in
+//! time. A storage may be dropped while every version that its maker needs can be had again, and stays so until it is
+//! restored: that is what *anchors* see to. This file knows nothing of bytes, copies or libtorch: it says which
+//! storages must be held alive, and its owner holds them.
+
+use std::sync::Arc;
+
+use super::shim::Entry;
+
+/// A live version's place in [`Ancestry`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct VersionId(u32);
+
+/// A maker's place in [`Ancestry`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct MakerId(u32);
+
+/// What a storage holds, or held, between two writes.
+#[derive(Debug)]
+pub(crate) struct Version {
+    /// The storage.
+    pub(crate) entry: Entry,
+    pub(crate) bytes: u64,
+    /// What makes it again; none for a root.
+    pub(crate) maker: Option<MakerId>,
+    /// Whether its storage lives and still holds it.
+    pub(crate) is_current: bool,
+    /// Whether it is current and its bytes are dropped.
+    pub(crate) is_dropped: bool,
+    /// The entry that holds its bytes beside the program.
+    pub(crate) beside: Option<Entry>,
+    /// Reruns under way that read it.
+    pub(crate) wanted: u32,
+    /// Bytes and rebuild time of dropped storages that are made from it directly.
+    pub(crate) dropped_children_bytes: u64,
+    pub(crate) dropped_children_ns: u64,
+    /// One for being dropped, and one for every anchored maker that reads it.
+    anchors: u32,
+    /// Anchored by holding its storage, and not through its maker.
+    is_held: bool,
+    /// Makers that read it.
+    readers: u32,
+    /// Whether it can be made again, as of an epoch.
+    rebuildable: (u32, bool),
+}
+
+/// An operator that ran and can run again.
+#[derive(Debug)]
+pub(crate) struct Maker<R> {
+    pub(crate) recipe: Arc<R>,
+    /// For each access of the operator the version it read, or none where it read nothing.
+    pub(crate) inputs: Vec<Option<VersionId>>,
+    /// The versions it wrote, then those it created.
+    pub(crate) outputs: Vec<VersionId>,
+    /// Time that it took.
+    pub(crate) cost_ns: u64,
+    /// Outputs that are anchored through it.
+    anchors: u32,
+}
+
+/// What the owner has to do about the storages of roots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Custody {
+    /// Keep the storage alive.
+    Hold(Entry),
+    /// Let go of it.
+    Unhold(Entry),
+}
+
+/// Versions and makers.
+pub(crate) struct Ancestry<R> {
+    versions: Vec<Option<Version>>,
+    vacant_versions: Vec<u32>,
+    makers: Vec<Option<Maker<R>>>,
+    vacant_makers: Vec<u32>,
+    /// Raised whenever something can be made again no more.
+    epoch: u32,
+    custody: Vec<Custody>,
+}
+
+impl<R> Ancestry<R> {
+    pub(crate) fn new() -> Self {
+        Ancestry {
+            versions: Vec::new(),
+            vacant_versions: Vec::new(),
+            makers: Vec::new(),
+            vacant_makers: Vec::new(),
+            epoch: 1,
+            custody: Vec::new(),
+        }
+    }
+
+    /// Forgets everything. Nothing may be dropped.
+    pub(crate) fn clear(&mut self) {
+        debug_assert!(self.versions.iter().flatten().all(|version| !version.is_dropped));
+        self.versions.clear();
+        self.vacant_versions.clear();
+        self.makers.clear();
+        self.vacant_makers.clear();
+        self.custody.clear();
+        self.epoch = 1;
+    }
+
+    pub(crate) fn version(&self, version: VersionId) -> &Version {
+        self.versions[version.0 as usize].as_ref().expect("versions that something refers to are kept")
+    }
+
+    pub(crate) fn version_mut(&mut self, version: VersionId) -> &mut Version {
+        self.versions[version.0 as usize].as_mut().expect("versions that something refers to are kept")
+    }
+
+    pub(crate) fn maker(&self, maker: MakerId) -> &Maker<R> {
+        self.makers[maker.0 as usize].as_ref().expect("makers that something refers to are kept")
+    }
+
+    /// How many makers are kept.
+    pub(crate) fn makers(&self) -> usize {
+        self.makers.len() - self.vacant_makers.len()
+    }
+
+    /// A version that `entry` holds from now on, made by nothing that is known.
+    pub(crate) fn add_version(&mut self, entry: Entry, bytes: u64) -> VersionId {
+        let version = Version {
+            entry,
+            bytes,
+            maker: None,
+            is_current: true,
+            is_dropped: false,
+            beside: None,
+            wanted: 0,
+            dropped_children_bytes: 0,
+            dropped_children_ns: 0,
+            anchors: 0,
+            is_held: false,
+            readers: 0,
+            rebuildable: (0, false),
+        };
+        VersionId(add(&mut self.versions, &mut self.vacant_versions, version))
+    }
+
+    /// Says that `outputs` were made by an operator from `inputs`.
+    pub(crate) fn add_maker(
+        &mut self,
+        recipe: R,
+        inputs: Vec<Option<VersionId>>,
+        outputs: Vec<VersionId>,
+        cost_ns: u64,
+    ) -> MakerId {
+        for &input in inputs.iter().flatten() {
+            self.version_mut(input).readers += 1;
+        }
+        let made = outputs.clone();
+        let maker = Maker { recipe: Arc::new(recipe), inputs, outputs, cost_ns, anchors: 0 };
+        let id = MakerId(add(&mut self.makers, &mut self.vacant_makers, maker));
+        for output in made {
+            self.version_mut(output).maker = Some(id);
+        }
+        id
+    }
+
+    /// Whether the version can be made again from what is, or can be, held.
+    pub(crate) fn is_rebuildable(&mut self, version: VersionId) -> bool {
+        if let Some(known) = self.known(version) {
+            return known;
+        }
+        let mut stack = vec![version];
+        while let Some(&top) = stack.last() {
+            if self.known(top).is_some() {
+                stack.pop();
+                continue;
+            }
+            let maker = self.version(top).maker.expect("known to be a root otherwise");
+            let (mut verdict, depth) = (true, stack.len());
+            for &input in self.maker(maker).inputs.iter().flatten() {
+                match self.known(input) {
+                    Some(rebuildable) => verdict &= rebuildable || self.version(input).is_current,
+                    None => stack.push(input),
+                }
+            }
+            if stack.len() == depth {
+                let epoch = self.epoch;
+                self.version_mut(top).rebuildable = (epoch, verdict);
+                stack.pop();
+            }
+        }
+        self.known(version).expect("settled above")
+    }
+
+    fn known(&self, version: VersionId) -> Option<bool> {
+        let version = self.version(version);
+        match version.rebuildable {
+            _ if version.maker.is_none() => Some(false),
+            (epoch, verdict) if epoch == self.epoch => Some(verdict),
+            _ => None,
+        }
+    }
+
+    /// The storage of `version` drops its bytes, which can be made again.
+    pub(crate) fn drop_bytes(&mut self, version: VersionId) {
+        debug_assert!(self.version(version).is_current && !self.version(version).is_dropped);
+        self.version_mut(version).is_dropped = true;
+        self.tell_parents(version, true);
+        self.anchor(version);
+    }
+
+    /// The storage of `version` has its bytes again, or has died.
+    fn restore_bytes(&mut self, version: VersionId) {
+        self.version_mut(version).is_dropped = false;
+        self.tell_parents(version, false);
+        self.release(version);
+    }
+
+    /// The storage of `version` has its bytes again.
+    pub(crate) fn restored(&mut self, version: VersionId) {
+        debug_assert!(self.version(version).is_dropped);
+        self.restore_bytes(version);
+    }
+
+    /// The storage of `version` was written or has died.
+    pub(crate) fn lose(&mut self, version: VersionId) {
+        if self.version(version).is_dropped {
+            self.restore_bytes(version);
+        }
+        let bereft = self.version(version).readers > 0 && !self.is_rebuildable(version);
+        self.version_mut(version).is_current = false;
+        if bereft {
+            self.epoch += 1;
+        }
+    }
+
+    /// The version cannot be made again after all: the program changed its bytes past the dispatcher.
+    pub(crate) fn becomes_root(&mut self, version: VersionId) {
+        debug_assert_eq!(self.version(version).anchors, 0, "what may be filled in is never evicted");
+        self.version_mut(version).maker = None;
+        self.epoch += 1;
+    }
+
+    /// Whether dropped storages would be lost with the bytes that the storage of `version` holds.
+    pub(crate) fn is_held(&self, version: VersionId) -> bool {
+        self.version(version).is_held
+    }
+
+    /// Whether some dropped storage will be rebuilt from `version`, or is it itself.
+    pub(crate) fn is_anchored(&self, version: VersionId) -> bool {
+        self.version(version).anchors > 0
+    }
+
+    /// Those of `dropped` that will be rebuilt from `root`.
+    pub(crate) fn dependents(&self, root: VersionId, dropped: impl Iterator<Item = VersionId>) -> Vec<VersionId> {
+        let mut depends = vec![None; self.versions.len()];
+        depends[root.0 as usize] = Some(true);
+        dropped.filter(|&version| self.reaches(version, &mut depends)).collect()
+    }
+
+    fn reaches(&self, version: VersionId, depends: &mut [Option<bool>]) -> bool {
+        let mut stack = vec![version];
+        while let Some(&top) = stack.last() {
+            let seen = self.version(top);
+            let maker = match seen.maker {
+                Some(maker) if depends[top.0 as usize].is_none() && !seen.is_held => maker,
+                _ => {
+                    depends[top.0 as usize].get_or_insert(false);
+                    stack.pop();
+                    continue;
+                }
+            };
+            let (mut verdict, depth) = (false, stack.len());
+            for &input in self.maker(maker).inputs.iter().flatten() {
+                match depends[input.0 as usize] {
+                    Some(reaches) => verdict |= reaches,
+                    None => stack.push(input),
+                }
+            }
+            if verdict || stack.len() == depth {
+                stack.truncate(depth - 1);
+                depends[top.0 as usize] = Some(verdict);
+            }
+        }
+        depends[version.0 as usize] == Some(true)
+    }
+
+    /// What to hold and to let go of since the last call, in order.
+    pub(crate) fn take_custody(&mut self) -> Vec<Custody> {
+        std::mem::take(&mut self.custody)
+    }
+
+    fn anchor(&mut self, version: VersionId) {
+        let mut stack = vec![version];
+        while let Some(top) = stack.pop() {
+            let rebuildable = self.is_rebuildable(top);
+            let anchored = self.version_mut(top);
+            anchored.anchors += 1;
+            if anchored.anchors > 1 {
+                continue;
+            }
+            match anchored.maker {
+                Some(maker) if rebuildable => {
+                    let maker = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
+                    maker.anchors += 1;
+                    if maker.anchors == 1 {
+                        stack.extend(maker.inputs.iter().flatten());
+                    }
+                }
+                _ => {
+                    assert!(anchored.is_current, "a version that is gone anchors nothing");
+                    anchored.is_held = true;
+                    let entry = anchored.entry;
+                    self.custody.push(Custody::Hold(entry));
+                }
+            }
+        }
+    }
+
+    fn release(&mut self, version: VersionId) {
+        let mut stack = vec![version];
+        while let Some(top) = stack.pop() {
+            let released = self.version_mut(top);
+            released.anchors -= 1;
+            if released.anchors > 0 {
+                continue;
+            }
+            if std::mem::take(&mut released.is_held) {
+                let entry = released.entry;
+                self.custody.push(Custody::Unhold(entry));
+            } else if let Some(maker) = released.maker {
+                let maker = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
+                maker.anchors -= 1;
+                if maker.anchors == 0 {
+                    stack.extend(maker.inputs.iter().flatten());
+                }
+            }
+        }
+    }
+
+    fn tell_parents(&mut self, version: VersionId, dropped: bool) {
+        let Some(maker) = self.version(version).maker else { return };
+        let bytes = self.version(version).bytes;
+        let cost_ns = self.maker(maker).cost_ns;
+        for position in 0..self.maker(maker).inputs.len() {
+            let Some(input) = self.maker(maker).inputs[position] else { continue };
+            let parent = self.version_mut(input);
+            if dropped {
+                parent.dropped_children_bytes += bytes;
+                parent.dropped_children_ns += cost_ns;
+            } else {
+                parent.dropped_children_bytes -= bytes;
+                parent.dropped_children_ns -= cost_ns;
+            }
+        }
+    }
+
+    /// Forgets what no live storage can be rebuilt from. No rerun may be under way.
+    pub(crate) fn prune(&mut self) {
+        let ids = |slots: usize| (0..slots as u32).map(VersionId);
+        let kept: Vec<VersionId> = ids(self.versions.len())
+            .filter(|id| {
+                let version = self.versions[id.0 as usize].as_ref();
+                version.is_some_and(|version| {
+                    version.is_current || version.beside.is_some() || version.anchors > 0 || version.wanted > 0
+                })
+            })
+            .collect();
+        let (mut keep_version, mut keep_maker) = (vec![false; self.versions.len()], vec![false; self.makers.len()]);
+        let mut stack = kept;
+        while let Some(top) = stack.pop() {
+            if std::mem::replace(&mut keep_version[top.0 as usize], true) {
+                continue;
+            }
+            let Some(maker) = self.version(top).maker else { continue };
+            if !self.is_rebuildable(top) {
+                continue;
+            }
+            if !std::mem::replace(&mut keep_maker[maker.0 as usize], true) {
+                let maker = self.maker(maker);
+                stack.extend(maker.inputs.iter().flatten().chain(&maker.outputs));
+            }
+        }
+        for (index, _) in keep_maker.iter().enumerate().filter(|(_, keep)| !**keep) {
+            if let Some(maker) = self.makers[index].take() {
+                self.vacant_makers.push(index as u32);
+                for input in maker.inputs.into_iter().flatten() {
+                    self.version_mut(input).readers -= 1;
+                }
+                for output in maker.outputs {
+                    self.version_mut(output).maker = None;
+                }
+            }
+        }
+        for (index, _) in keep_version.iter().enumerate().filter(|(_, keep)| !**keep) {
+            if self.versions[index].take().is_some() {
+                self.vacant_versions.push(index as u32);
+            }
+        }
+    }
+}
+
+fn add<T>(slots: &mut Vec<Option<T>>, vacant: &mut Vec<u32>, item: T) -> u32 {
+    match vacant.pop() {
+        Some(slot) => {
+            slots[slot as usize] = Some(item);
+            slot
+        }
+        None => {
+            slots.push(Some(item));
+            slots.len() as u32 - 1
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// x ─► y ─► z, with a recipe for each but x.
+    fn chain() -> (Ancestry<()>, [VersionId; 3]) {
+        let mut ancestry = Ancestry::new();
+        let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        ancestry.add_maker((), vec![Some(x)], vec![y], 10);
+        ancestry.add_maker((), vec![Some(y)], vec![z], 20);
+        (ancestry, [x, y, z])
+    }
+
+    #[test]
+    fn what_a_dropped_storage_is_rebuilt_from_is_held_until_it_is_restored() {
+        let (mut ancestry, [x, _, z]) = chain();
+        assert!(!ancestry.is_rebuildable(x));
+        assert!(ancestry.is_rebuildable(z));
+        ancestry.drop_bytes(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(1))]);
+        ancestry.restored(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
+    }
+
+    #[test]
+    fn an_intermediate_may_die_and_the_root_stays_held_for_all_that_need_it() {
+        let (mut ancestry, [x, y, z]) = chain();
+        ancestry.drop_bytes(z);
+        ancestry.drop_bytes(y);
+        ancestry.take_custody();
+        ancestry.lose(y);
+        assert!(ancestry.is_rebuildable(z));
+        assert_eq!(ancestry.take_custody(), [], "z still needs the root");
+        assert_eq!(ancestry.dependents(x, [z].into_iter()), [z]);
+        ancestry.lose(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
+    }
+
+    #[test]
+    fn nothing_can_be_rebuilt_from_a_root_that_was_written() {
+        let (mut ancestry, [x, y, z]) = chain();
+        assert!(ancestry.is_rebuildable(y));
+        ancestry.lose(x);
+        assert!(!ancestry.is_rebuildable(y));
+        // While y stands in its storage it can serve as a root itself.
+        assert!(ancestry.is_rebuildable(z));
+        ancestry.drop_bytes(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(2))]);
+        assert!(ancestry.is_held(y));
+        ancestry.restored(z);
+        ancestry.lose(y);
+        assert!(!ancestry.is_rebuildable(z));
+    }
+
+    #[test]
+    fn pruning_keeps_what_live_storages_need_and_nothing_else() {
+        let (mut ancestry, [x, y, z]) = chain();
+        ancestry.lose(y);
+        ancestry.prune();
+        assert_eq!(ancestry.makers(), 2, "z is rebuilt through y");
+        ancestry.lose(x);
+        ancestry.prune();
+        assert_eq!(ancestry.makers(), 0, "nothing leads back to a live root");
+        assert!(ancestry.version(z).maker.is_none());
+    }
+
+    #[test]
+    fn a_chain_of_any_length_is_walked_without_recursion() {
+        let mut ancestry = Ancestry::new();
+        let root = ancestry.add_version(Entry::numbered(1), 8);
+        let mut last = root;
+        for number in 2..100_000 {
+            let next = ancestry.add_version(Entry::numbered(number), 8);
+            ancestry.add_maker((), vec![Some(last)], vec![next], 1);
+            last = next;
+        }
+        assert!(ancestry.is_rebuildable(last));
+        ancestry.drop_bytes(last);
+        assert_eq!(ancestry.dependents(root, [last].into_iter()), [last]);
+        ancestry.restored(last);
+    }
+}

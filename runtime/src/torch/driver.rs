@@ -1,0 +1,683 @@
+//! Drives one iteration after another: carries out the schedule of the program that runs, brings back whatever an
+//! operator is about to use, and makes room when bytes run out.
+//!
+//! While the program is the one that the schedule was made for, bytes move as was predicted, to the byte. Where it is
+//! not, the schedule ends and nothing else changes: what is absent comes back when it is used. Which programs are
+//! known, and how their plans are made, is not decided here.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::ancestry::MakerId;
+use super::program::Program;
+use super::recording::{Local, RawStorage, RecordedIteration, Recording};
+use super::report::{Course, IterationReport, Predicted};
+use super::residency::{Ending, Fault, Job, Place, Rebuild, Residency, Written};
+use super::session::{Listening, Observer, Session, SessionError, Wish};
+use super::shim::{self, Entry, RawOperator};
+use crate::hardware::Tier;
+use crate::schedule::Instruction;
+use crate::trace::{OperatorId, StorageId};
+
+thread_local! {
+    /// What the operator that this thread runs uses.
+    static IN_USE: RefCell<InUse> = const { RefCell::new(InUse { entries: Vec::new(), written: Vec::new() }) };
+}
+
+/// What an operator uses while it runs.
+#[derive(Default)]
+struct InUse {
+    entries: Vec<Entry>,
+    written: Vec<Written>,
+}
+
+/// What to do with an iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Whether a schedule is carried out.
+    pub(crate) act: bool,
+    /// Whether that needs all storages to be known before the first operator.
+    pub(crate) bound_only: bool,
+    /// Whether the iteration is recorded.
+    pub(crate) record: bool,
+}
+
+/// What is left of an iteration when it ends.
+pub(crate) struct Ended {
+    pub(crate) report: IterationReport,
+    /// The iteration as it was recorded, if it was.
+    pub(crate) recorded: Option<RecordedIteration>,
+    /// The program that it was, to its end.
+    pub(crate) program: Option<usize>,
+}
+
+/// The iteration under way.
+pub(crate) struct Driver {
+    pub(crate) residency: Residency,
+    pub(crate) programs: Vec<Program>,
+    /// The program whose schedule is carried out, or would be.
+    leader: Option<usize>,
+    acts: bool,
+    /// Whether everything so far went as predicted.
+    exact: bool,
+    recording: Option<Recording>,
+    /// By operator index: what runs an operator again.
+    makers: Vec<Option<MakerId>>,
+    deviation: Option<String>,
+    started: Instant,
+    start_bytes: u64,
+    /// Time that went into making room inside the operator under way.
+    lost_ns: u64,
+    /// What the iteration before, if it was recorded, knew the storages as that it left.
+    survivors: HashMap<Entry, Local>,
+    orphans: Vec<Entry>,
+    /// Why operators are refused.
+    pub(crate) refusal: Option<String>,
+    /// Whether every operator's recipe is kept while nothing is planned.
+    pub(crate) keeps_recipes: bool,
+}
+
+/// The driver as operators reach it: from any thread, never locked while a kernel runs.
+pub(crate) struct Shared(Mutex<Driver>);
+
+impl Driver {
+    pub(crate) fn new(residency: Residency) -> Self {
+        Driver {
+            residency,
+            programs: Vec::new(),
+            leader: None,
+            acts: false,
+            exact: false,
+            recording: None,
+            makers: Vec::new(),
+            deviation: None,
+            started: Instant::now(),
+            start_bytes: 0,
+            lost_ns: 0,
+            survivors: HashMap::new(),
+            orphans: Vec::new(),
+            refusal: None,
+            keeps_recipes: false,
+        }
+    }
+
+    /// Starts an iteration; `leader` is the program that it is expected to be.
+    pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
+        self.residency.absorb_freed()?;
+        self.tell_deaths();
+        self.programs.iter_mut().for_each(Program::begin);
+        self.leader = leader;
+        let bound = leader.is_some_and(|leader| self.programs[leader].is_bound());
+        self.acts = wanted.act && leader.is_some() && (bound || !wanted.bound_only);
+        self.exact = bound;
+        self.makers.clear();
+        self.deviation = None;
+        self.orphans.clear();
+        let before = std::mem::take(&mut self.survivors);
+        self.started = Instant::now();
+        self.start_bytes = shim::live_bytes();
+        self.residency.report = IterationReport::default();
+        self.residency.reactive.started_ns = self.residency.now_ns();
+        self.recording = wanted.record.then(|| {
+            let local = |entry| before.get(&entry).copied();
+            let known = self
+                .residency
+                .iter()
+                .map(|(entry, live)| (entry, (local(entry), RawStorage { bytes: live.bytes, locked: live.locked })));
+            let known: HashMap<_, _> = known.collect();
+            Recording::begin(known, self.started, shim::live_bytes())
+        });
+        shim::reset_peak();
+        Ok(())
+    }
+
+    /// Tells everyone which storages have died.
+    fn tell_deaths(&mut self) {
+        for entry in self.residency.take_died() {
+            self.programs.iter_mut().for_each(|program| program.freed(entry));
+            if let Some(recording) = &mut self.recording
+                && !self.orphans.contains(&entry)
+            {
+                recording.freed(entry);
+            }
+            self.orphans.retain(|orphan| *orphan != entry);
+        }
+    }
+
+    /// Storages that the program has let go of, though a dropped one keeps them alive: dead to a recording.
+    fn tell_orphans(&mut self) -> Result<(), Fault> {
+        let Some(recording) = &mut self.recording else { return Ok(()) };
+        for &entry in self.residency.held() {
+            if !self.orphans.contains(&entry) && shim::is_orphan(entry)? {
+                recording.freed(entry);
+                self.orphans.push(entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// An operator is about to run.
+    fn arrive(&mut self, operator: &RawOperator) -> Result<(), Fault> {
+        let arrived = Instant::now();
+        self.residency.absorb_freed()?;
+        self.tell_deaths();
+        self.tell_orphans()?;
+        if let Some(recording) = &mut self.recording {
+            recording.arrive(arrived, shim::live_bytes());
+        }
+        self.lost_ns = 0;
+        for index in 0..self.programs.len() {
+            if self.programs[index].matches
+                && let Err(why) = self.programs[index].check(operator)
+            {
+                self.rule_out(index, why);
+            }
+        }
+        Ok(())
+    }
+
+    /// What runs is not this program.
+    fn rule_out(&mut self, program: usize, why: String) {
+        self.programs[program].matches = false;
+        if self.leader != Some(program) {
+            return;
+        }
+        let acted = self.programs[program].has_acted();
+        self.leader = self.programs.iter().position(|program| program.matches);
+        match self.leader {
+            Some(leader) => {
+                // What the other schedule has not done until here is left undone.
+                let behind = self.programs[leader].skip_to_here();
+                self.exact &= !acted && !behind && self.programs[leader].is_bound();
+            }
+            None => {
+                self.exact = false;
+                self.deviation.get_or_insert(why);
+            }
+        }
+    }
+
+    /// Ends the schedule: something else is going on than what it was made for.
+    fn leave_schedule(&mut self, why: String) {
+        self.programs.iter_mut().for_each(|program| program.matches = false);
+        self.leader = None;
+        self.exact = false;
+        self.deviation.get_or_insert(why);
+    }
+
+    /// Carries out what is due before the next operator, up to the next rerun.
+    fn carry_out(&mut self) -> Result<Option<Job>, Fault> {
+        while self.acts
+            && let Some(leader) = self.leader
+            && let Some(instruction) = self.programs[leader].next_instruction()
+        {
+            match self.carry_out_one(leader, instruction) {
+                Ok(Some(job)) => return Ok(Some(job)),
+                Ok(None) => {}
+                // It stays where it is; the plan goes on without it.
+                Err(Fault::Copy(_) | Fault::NoRoom(_)) => self.exact = false,
+                Err(fault) => self.leave_schedule(fault.to_string()),
+            }
+        }
+        Ok(None)
+    }
+
+    fn carry_out_one(&mut self, leader: usize, instruction: Instruction) -> Result<Option<Job>, Fault> {
+        match instruction {
+            Instruction::Offload { storage, tier, .. } => {
+                let together = self.programs[leader].with_joining(storage);
+                self.offload(leader, &together, tier)?;
+            }
+            Instruction::Prefetch { storage, .. } => {
+                let together = self.programs[leader].with_joining(storage);
+                self.prefetch(leader, &together)?;
+            }
+            Instruction::FinishOffload(storage) => {
+                if let Some(entry) = self.programs[leader].entry(storage) {
+                    self.residency.finish_offload(entry)?;
+                }
+            }
+            Instruction::Recall(storage) => {
+                if let Some(entry) = self.programs[leader].entry(storage) {
+                    self.residency.recall(entry)?;
+                }
+            }
+            Instruction::FinishPrefetch(storage) => {
+                if let Some(entry) = self.programs[leader].entry(storage) {
+                    self.residency.finish_prefetch(entry)?;
+                }
+            }
+            Instruction::Discard(storage) => match self.programs[leader].entry(storage) {
+                Some(entry) if self.residency.has_copy(entry) => self.residency.discard(entry)?,
+                _ => self.exact = false,
+            },
+            Instruction::Drop(storage) => match self.programs[leader].entry(storage) {
+                Some(entry) if self.residency.can_drop(entry) => self.residency.drop_bytes(entry)?,
+                _ => self.exact = false,
+            },
+            Instruction::Rerun(operator) => return self.rerun(operator),
+            Instruction::Release(version) => {
+                let made_by = self.programs[leader].made_by(version);
+                let maker = made_by.and_then(|(operator, _)| self.makers.get(operator.index()).copied().flatten());
+                if let (Some(maker), Some((_, position))) = (maker, made_by) {
+                    let version = self.residency.ancestry.maker(maker).outputs[position];
+                    self.residency.release(version)?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The storages among `storages` for which `wanted` holds.
+    fn entries(&self, leader: usize, storages: &[StorageId], wanted: fn(&Place) -> bool) -> Vec<Entry> {
+        let entries = storages.iter().filter_map(|&storage| self.programs[leader].entry(storage));
+        entries.filter(|&entry| self.residency.get(entry).is_some_and(|live| wanted(&live.place))).collect()
+    }
+
+    fn offload(&mut self, leader: usize, storages: &[StorageId], tier: Tier) -> Result<(), Fault> {
+        let mut entries = self.entries(leader, storages, |place| matches!(place, Place::Resident));
+        entries.retain(|&entry| self.residency.get(entry).is_some_and(|live| live.users == 0));
+        self.exact &= entries.len() == storages.len();
+        if entries.is_empty() || self.residency.swap_refused.is_some() {
+            self.exact = false;
+            return Ok(());
+        }
+        self.residency.offload(&entries, tier)
+    }
+
+    fn prefetch(&mut self, leader: usize, storages: &[StorageId]) -> Result<(), Fault> {
+        let entries = self.entries(leader, storages, |place| matches!(place, Place::Offloaded));
+        self.exact &= entries.len() == storages.len();
+        if entries.is_empty() { Ok(()) } else { self.residency.prefetch(&entries) }
+    }
+
+    fn rerun(&mut self, operator: OperatorId) -> Result<Option<Job>, Fault> {
+        let maker = self.makers.get(operator.index()).copied().flatten();
+        let ready = maker.filter(|&maker| {
+            let inputs = &self.residency.ancestry.maker(maker).inputs;
+            inputs.iter().flatten().all(|&input| self.residency.at_hand(input).is_some())
+        });
+        match ready {
+            Some(maker) => self.residency.job(maker, false).map(Some),
+            None => {
+                self.exact = false;
+                Ok(None)
+            }
+        }
+    }
+
+    fn wish(&self) -> Wish {
+        let recipe = match self.leader {
+            Some(leader) if self.acts => self.programs[leader].wants_recipe(),
+            _ => self.keeps_recipes,
+        };
+        Wish { recipe, watch: recipe || self.recording.is_some() }
+    }
+
+    /// An operator has run.
+    fn ran(&mut self, operator: &RawOperator, written: &[Written]) -> Result<(), Fault> {
+        let cost_ns = (operator.end_ns - operator.start_ns).saturating_sub(self.lost_ns);
+        let maker = self.residency.record(operator, written, cost_ns)?;
+        self.residency.events.operator(operator.name, operator.end_ns - operator.start_ns, shim::live_bytes());
+        if let Some(recording) = &mut self.recording {
+            recording.ran(operator, self.lost_ns);
+        }
+        for index in 0..self.programs.len() {
+            if self.programs[index].matches
+                && let Err(why) = self.programs[index].ran(operator)
+            {
+                self.rule_out(index, why);
+            }
+        }
+        match self.leader {
+            Some(_) => self.makers.push(maker),
+            None => self.residency.prune(),
+        }
+        Ok(())
+    }
+
+    /// Whether the schedule of the leader can be carried out to the iteration's end.
+    fn settle_end(&mut self) {
+        if let Some(leader) = self.leader
+            && !self.programs[leader].is_complete()
+        {
+            let why = self.programs[leader].ends_early();
+            self.leave_schedule(why);
+        }
+    }
+
+    /// The next dropped storage to restore at the iteration's end.
+    fn next_dropped(&self) -> Option<Rebuild> {
+        self.residency.dropped.first().map(|&version| Rebuild::of(version))
+    }
+
+    /// Brings back all that the slow tier holds.
+    fn fetch_all(&mut self) -> Result<(), Fault> {
+        let absent = |place: &Place| !matches!(place, Place::Resident | Place::Dropped);
+        let entries: Vec<Entry> =
+            self.residency.iter().filter(|(_, live)| absent(&live.place)).map(|(entry, _)| entry).collect();
+        entries.into_iter().try_for_each(|entry| self.residency.fetch(entry))
+    }
+
+    fn finish(&mut self, ended: Instant) -> Result<Ended, Fault> {
+        self.residency.tidy_up()?;
+        self.residency.check();
+        self.residency.forget_makers();
+        let program = self.leader.filter(|&leader| self.programs[leader].is_complete());
+        for (index, followed) in self.programs.iter_mut().enumerate() {
+            followed.hand_over(program == Some(index));
+        }
+        let peak_bytes = shim::peak_bytes();
+        let mut report = std::mem::take(&mut self.residency.report);
+        report.makespan_ns = (ended - self.started).as_nanos() as u64;
+        report.peak_bytes = peak_bytes;
+        report.over_budget_bytes = peak_bytes.saturating_sub(self.residency.reactive.budget_bytes);
+        report.followed = self.exact && self.acts && program.is_some();
+        report.deviation = self.deviation.take();
+        report.course = match program {
+            Some(_) if !self.acts => Course::Watched,
+            Some(program) if self.programs[program].scheduled.schedule.is_idle() => Course::Declined,
+            Some(_) => Course::Planned,
+            None => Course::Reactive,
+        };
+        let prediction = program.filter(|_| self.acts).and_then(|program| self.programs[program].scheduled.prediction);
+        report.predicted =
+            prediction.map(|seen| Predicted { makespan_ns: seen.makespan_ns, peak_bytes: seen.peak_bytes });
+        self.residency.events.iteration(self.started);
+        let mut recorded = self.recording.take();
+        if let Some(recording) = &mut recorded
+            && (report.reactive_evictions > 0 || report.offloaded_bytes > 0 || report.reruns > 0)
+        {
+            recording.pressed();
+        }
+        let recorded = recorded.map(|recording| recording.end(ended, peak_bytes));
+        self.leader = None;
+        Ok(Ended { report, recorded, program })
+    }
+
+    /// Device bytes when the iteration started.
+    pub(crate) fn start_bytes(&self) -> u64 {
+        self.start_bytes
+    }
+
+    /// Tells the next recording what this one called the storages that it left.
+    pub(crate) fn remember(&mut self, recorded: &RecordedIteration) {
+        self.survivors = recorded.locals().clone();
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(driver: Driver) -> Self {
+        Shared(Mutex::new(driver))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Driver> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts an iteration within `line_bytes`.
+    pub(crate) fn begin(&self, leader: Option<usize>, wanted: Wanted, line_bytes: u64) -> Result<(), SessionError> {
+        // What an earlier iteration could not restore comes first.
+        let restored = self.restore_all(self.lock());
+        let mut driver = restored.map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+        driver.residency.ending = Ending::No;
+        driver.residency.reactive.line_bytes = line_bytes;
+        driver.residency.reactive.budget_bytes = line_bytes;
+        driver.begin(leader, wanted).map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+        drop(driver);
+        shim::set_line(line_bytes);
+        Ok(())
+    }
+
+    /// Runs a rerun with the driver unlocked, for its kernel's allocations may need it.
+    fn run<'a>(&'a self, driver: MutexGuard<'a, Driver>, job: Job) -> Result<MutexGuard<'a, Driver>, Fault> {
+        drop(driver);
+        let done = job.run();
+        let mut driver = self.lock();
+        driver.residency.book(done)?;
+        Ok(driver)
+    }
+
+    fn rebuild<'a>(
+        &'a self,
+        mut driver: MutexGuard<'a, Driver>,
+        mut rebuild: Rebuild,
+    ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        loop {
+            let next = match driver.residency.next_job(&mut rebuild) {
+                Ok(Some(job)) => self.run(driver, job),
+                Ok(None) => return Ok(driver),
+                Err(fault) => {
+                    driver.residency.abandon(rebuild);
+                    return Err(fault);
+                }
+            };
+            driver = match next {
+                Ok(driver) => driver,
+                Err(fault) => {
+                    self.lock().residency.abandon(rebuild);
+                    return Err(fault);
+                }
+            };
+        }
+    }
+
+    fn carry_out<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) -> Result<MutexGuard<'a, Driver>, Fault> {
+        while let Some(job) = driver.carry_out()? {
+            driver = match self.run(driver, job) {
+                Ok(driver) => driver,
+                Err(fault) => {
+                    let mut driver = self.lock();
+                    driver.leave_schedule(fault.to_string());
+                    return Ok(driver);
+                }
+            };
+        }
+        Ok(driver)
+    }
+
+    /// Makes a storage resident.
+    fn bring_back<'a>(
+        &'a self,
+        mut driver: MutexGuard<'a, Driver>,
+        entry: Entry,
+    ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        loop {
+            let live = driver.residency.get(entry);
+            let live = live.ok_or_else(|| Fault::Broken(format!("{entry:?} is gone")))?;
+            driver = match (&live.place, live.version) {
+                (Place::Resident, _) => return Ok(driver),
+                (Place::Dropped, Some(version)) => self.rebuild(driver, Rebuild::of(version))?,
+                _ => {
+                    driver.residency.fetch(entry)?;
+                    driver
+                }
+            };
+        }
+    }
+
+    /// Sees to it that the operator finds what it uses, and nothing is lost by what it writes.
+    fn prepare<'a>(
+        &'a self,
+        mut driver: MutexGuard<'a, Driver>,
+        operator: &RawOperator,
+    ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        for access in operator.accesses() {
+            driver = self.bring_back(driver, access.entry)?;
+        }
+        while let Some(version) = driver.residency.at_risk(operator.accesses()) {
+            // What comes back now must not be dropped again before the write.
+            driver.residency.ending = Ending::Rebuilding;
+            let rebuilt = self.rebuild(driver, Rebuild::of(version));
+            if rebuilt.is_err() {
+                self.lock().residency.ending = Ending::No;
+            }
+            driver = rebuilt?;
+        }
+        driver.residency.ending = Ending::No;
+        driver.residency.free_copies(operator.accesses());
+        Ok(driver)
+    }
+
+    /// Ends the iteration: everything is restored, within the budget where that can be.
+    pub(crate) fn end(&self) -> Result<Ended, Fault> {
+        let ended = self.restore_and_finish();
+        shim::set_line(u64::MAX);
+        let mut driver = self.lock();
+        driver.residency.ending = Ending::No;
+        driver.residency.exempt = false;
+        driver.residency.reactive.line_bytes = u64::MAX;
+        if let Err(fault) = &ended {
+            driver.recording = None;
+            driver.leave_schedule(fault.to_string());
+        }
+        ended
+    }
+
+    fn restore_and_finish(&self) -> Result<Ended, Fault> {
+        let mut driver = self.lock();
+        driver.residency.absorb_freed()?;
+        driver.tell_deaths();
+        driver.settle_end();
+        let driver = self.carry_out(driver)?;
+        let mut driver = match self.restore_all(driver) {
+            Err(Fault::NoRoom(_)) => {
+                // Between iterations everything is resident, even where that takes more than the budget.
+                let mut driver = self.lock();
+                driver.residency.exempt = true;
+                self.restore_all(driver)?
+            }
+            restored => restored?,
+        };
+        let ended = Instant::now();
+        driver.residency.absorb_freed()?;
+        driver.tell_deaths();
+        driver.finish(ended)
+    }
+
+    /// Makes everything resident. Where bytes run out meanwhile, dropped storages come back first, at the expense of
+    /// others that are swapped; those come back at nobody's expense.
+    pub(crate) fn restore_all<'a>(
+        &'a self,
+        mut driver: MutexGuard<'a, Driver>,
+    ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        loop {
+            driver.residency.ending = Ending::Rebuilding;
+            while let Some(rebuild) = driver.next_dropped() {
+                driver = self.rebuild(driver, rebuild)?;
+            }
+            driver.residency.ending = Ending::Fetching;
+            driver.residency.absorb_freed()?;
+            driver.fetch_all()?;
+            if driver.residency.dropped.is_empty() {
+                return Ok(driver);
+            }
+        }
+    }
+}
+
+/// An iteration under way: operators of this thread are driven until it is closed or dropped.
+pub(crate) struct Open {
+    shared: Arc<Shared>,
+    listening: Option<Listening>,
+}
+
+impl Open {
+    /// Starts an iteration within `line_bytes`.
+    pub(crate) fn begin(
+        session: Session,
+        shared: &Arc<Shared>,
+        leader: Option<usize>,
+        wanted: Wanted,
+        line_bytes: u64,
+    ) -> Result<Self, SessionError> {
+        let listening = session.listen(Arc::clone(shared) as Arc<dyn Observer>)?;
+        shared.begin(leader, wanted, line_bytes)?;
+        Ok(Open { shared: Arc::clone(shared), listening: Some(listening) })
+    }
+
+    /// Ends it.
+    pub(crate) fn close(mut self) -> Result<Ended, SessionError> {
+        let ended = self.shared.end();
+        self.listening = None;
+        ended.map_err(|fault| SessionError::NotRestored(fault.to_string()))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // The iteration panicked: its storages are restored all the same.
+        if self.listening.is_some()
+            && let Err(fault) = self.shared.end()
+        {
+            eprintln!("plimsoll: storages could not be restored: {fault}");
+        }
+    }
+}
+
+impl Observer for Shared {
+    fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
+        let mut driver = self.lock();
+        if let Some(refusal) = &driver.refusal {
+            return Err(refusal.clone());
+        }
+        let entries: Vec<Entry> = operator.accesses().iter().map(|access| access.entry).collect();
+        driver.arrive(operator).map_err(|fault| fault.to_string())?;
+        let mut driver = self.carry_out(driver).map_err(|fault| fault.to_string())?;
+        driver.residency.begin_use(operator);
+        let prepared = self.prepare(driver, operator).and_then(|mut driver| {
+            let wish = driver.wish();
+            // Until the operator has run the lock is only taken by who makes room, and what is being written is no
+            // longer what anything could be rebuilt from.
+            let written = driver.residency.begin_writes(operator.accesses(), wish.recipe)?;
+            Ok((wish, written))
+        });
+        match prepared {
+            Ok((wish, written)) => {
+                IN_USE.with(|in_use| *in_use.borrow_mut() = InUse { entries, written });
+                Ok(wish)
+            }
+            Err(fault) => {
+                let mut driver = self.lock();
+                driver.residency.end_use(&entries);
+                driver.leave_schedule(fault.to_string());
+                Err(fault.to_string())
+            }
+        }
+    }
+
+    fn after(&self, operator: &RawOperator) {
+        let InUse { entries, written } = IN_USE.with(RefCell::take);
+        let mut driver = self.lock();
+        driver.residency.end_use(&entries);
+        if let Err(fault) = driver.ran(operator, &written) {
+            // The operator has run; what cannot be booked is refused from here on.
+            driver.refusal.get_or_insert(fault.to_string());
+        }
+    }
+
+    fn failed(&self) {
+        let InUse { entries, written } = IN_USE.with(RefCell::take);
+        let mut driver = self.lock();
+        driver.residency.end_use(&entries);
+        driver.residency.end_writes(&written);
+        if let Some(recording) = &mut driver.recording {
+            recording.failed();
+        }
+        if let Some(leader) = driver.leader {
+            let why = driver.programs[leader].failed();
+            driver.leave_schedule(why);
+        }
+    }
+
+    fn pressed(&self, bytes: u64) -> Result<(), String> {
+        let started = Instant::now();
+        let mut driver = self.lock();
+        driver.exact = false;
+        let relieved = driver.residency.relieve(bytes);
+        driver.lost_ns += started.elapsed().as_nanos() as u64;
+        relieved.map_err(|fault| fault.to_string())
+    }
+}

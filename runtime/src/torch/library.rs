@@ -1,0 +1,327 @@
+//! The programs that a training loop has been seen to run, each with its plan.
+//!
+//! An iteration that was followed needs nothing more. One that was not is compared with those recorded before; two that
+//! are alike make a trace, and the trace a plan. A program whose makespan drifts is measured and planned anew.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::driver::{Driver, Ended};
+use super::program::{Known, Program, Scheduled};
+use super::recording::{RecordedIteration, trace_of};
+use super::report::{Course, IterationReport, Report};
+use crate::baselines::{Dtr, baseline};
+use crate::hardware::Link;
+use crate::learned::LearnedPolicy;
+use crate::lineage::Lineage;
+use crate::plan::{ActionSet, Plan};
+use crate::planner::{least_feasible_budget, plan, plan_learned};
+use crate::policy::Policy;
+use crate::sweep::Problem;
+use crate::timeline::Timeline;
+use crate::trace::Trace;
+
+/// Recorded iterations that wait for another one like them.
+const RECORDED_MAX: usize = 8;
+/// Followed iterations in a row after which recording stops, until a program is not known again.
+const CALM: u32 = 4;
+/// Followed iterations that drift is judged by.
+const WINDOW: usize = 16;
+/// Factor by which measured makespans may drift from what they were in relation to the predicted ones.
+const DRIFT: f64 = 1.25;
+/// Planned iterations in a row that ran out of bytes after which the plan is made for fewer.
+const PRESSED_MAX: u32 = 2;
+
+/// Who decides.
+pub(super) enum Decider {
+    Learned(Box<LearnedPolicy>),
+    Baseline(&'static str),
+}
+
+impl Decider {
+    /// The policy that decides when bytes run out.
+    pub(super) fn reactive(&self) -> Box<dyn Policy + Send> {
+        match self {
+            Decider::Learned(policy) => policy.clone(),
+            Decider::Baseline(name) => baseline(name, 0).unwrap_or_else(|| Box::new(Dtr)),
+        }
+    }
+
+    fn plan(&self, problem: Problem<'_>, decodes: u64) -> crate::planner::Planned {
+        match self {
+            Decider::Learned(policy) => plan_learned(problem, policy, decodes).planned,
+            Decider::Baseline(_) => plan(problem, self.reactive().as_mut()),
+        }
+    }
+}
+
+/// What is remembered of a program beside its trace and schedule.
+#[derive(Default)]
+struct Shelf {
+    /// Measured ÷ predicted makespan of the latest planned iterations.
+    ratios: VecDeque<f64>,
+    /// What that was when the plan was new.
+    reference: Option<f64>,
+    /// Whether the next iteration is to be measured for a plan of new times.
+    remeasure: bool,
+    /// Planned iterations in a row that ran out of bytes.
+    pressed: u32,
+    /// Bytes that plans leave free, because something else takes them.
+    margin_bytes: u64,
+}
+
+/// The plan cache.
+pub(super) struct Library {
+    decider: Decider,
+    link: Link,
+    actions: ActionSet,
+    decodes: u64,
+    plans_max: usize,
+    /// Beside the driver's programs, by the same index.
+    shelves: Vec<Shelf>,
+    recorded: VecDeque<RecordedIteration>,
+    /// Whether the last of `recorded` is the iteration before this one.
+    predecessor_recorded: bool,
+    /// The program that came after each, by when they were first seen.
+    follows: HashMap<Option<u64>, u64>,
+    previous: Option<u64>,
+    clock: u64,
+    calm: u32,
+    makespan_ns: u64,
+    least_feasible_bytes: Option<u64>,
+}
+
+impl Library {
+    pub(super) fn new(decider: Decider, link: Link, actions: ActionSet, decodes: u64, plans_max: usize) -> Self {
+        Library {
+            decider,
+            link,
+            actions,
+            decodes,
+            plans_max,
+            shelves: Vec::new(),
+            recorded: VecDeque::new(),
+            predecessor_recorded: false,
+            follows: HashMap::new(),
+            previous: None,
+            clock: 0,
+            calm: 0,
+            makespan_ns: 0,
+            least_feasible_bytes: None,
+        }
+    }
+
+    /// The makespan of the last iteration.
+    pub(super) fn makespan_ns(&self) -> u64 {
+        self.makespan_ns
+    }
+
+    /// The least budget for which a plan was found, where one was looked for.
+    pub(super) fn least_feasible_bytes(&self) -> Option<u64> {
+        self.least_feasible_bytes
+    }
+
+    /// The program that the next iteration is expected to be: what followed the last one last time, else the latest.
+    pub(super) fn expected(&self, programs: &[Program]) -> Option<usize> {
+        let follower = self.follows.get(&self.previous);
+        let known = follower.and_then(|serial| programs.iter().position(|program| program.serial == *serial));
+        known.or_else(|| (0..programs.len()).max_by_key(|&index| programs[index].last_seen))
+    }
+
+    /// Whether the next iteration is recorded.
+    pub(super) fn records(&self, leader: Option<usize>) -> bool {
+        self.calm < CALM || leader.is_some_and(|leader| self.shelves[leader].remeasure)
+    }
+
+    /// Learns from an iteration.
+    pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
+        self.clock += 1;
+        let Ended { report: iteration, recorded, program } = ended;
+        self.makespan_ns = iteration.makespan_ns;
+        let predecessor_recorded = std::mem::take(&mut self.predecessor_recorded);
+        let serial = match program {
+            Some(index) => {
+                self.calm += 1;
+                report.plan_cache_hits += 1;
+                driver.programs[index].last_seen = self.clock;
+                self.watch(driver, index, &iteration, recorded, budget_bytes, report);
+                Some(driver.programs[index].serial)
+            }
+            None => {
+                self.calm = 0;
+                report.plan_cache_misses += 1;
+                let recorded = recorded.filter(|recorded| !recorded.is_empty());
+                recorded.and_then(|recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report))
+            }
+        };
+        if let Some(serial) = serial {
+            self.follows.insert(self.previous, serial);
+        }
+        self.previous = serial;
+        report.add(iteration);
+    }
+
+    /// Compares an iteration that was not known with those recorded before. Returns the program that it makes with one
+    /// of them.
+    fn compare(
+        &mut self,
+        driver: &mut Driver,
+        mut recorded: RecordedIteration,
+        predecessor_recorded: bool,
+        budget_bytes: u64,
+        report: &mut Report,
+    ) -> Option<u64> {
+        driver.remember(&recorded);
+        let same = self.recorded.iter().position(|other| other.same_steps(&recorded).is_ok());
+        let Some(same) = same else {
+            if self.recorded.len() == RECORDED_MAX {
+                self.recorded.pop_front();
+            }
+            self.recorded.push_back(recorded);
+            self.predecessor_recorded = true;
+            return None;
+        };
+        // Where another program came before, its names for storages say nothing.
+        if !(predecessor_recorded && same == self.recorded.len() - 1) {
+            recorded.forget_predecessor();
+        }
+        let other = self.recorded.remove(same).expect("found above");
+        let trace = trace_of(&[&other, &recorded], &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
+        let known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
+        let shelf = Shelf::default();
+        let scheduled = self.plan(&known, budget_bytes, &shelf, report);
+        let mut program = Program::new(known, scheduled);
+        program.bind(recorded.bindings());
+        program.serial = self.clock;
+        program.last_seen = self.clock;
+        if driver.programs.len() == self.plans_max {
+            let oldest = (0..driver.programs.len()).min_by_key(|&index| driver.programs[index].last_seen);
+            let oldest = oldest.expect("the cache holds at least one plan");
+            driver.programs.swap_remove(oldest);
+            self.shelves.swap_remove(oldest);
+        }
+        driver.programs.push(program);
+        self.shelves.push(shelf);
+        Some(self.clock)
+    }
+
+    /// Plans a program for what the budget leaves it.
+    fn plan(&mut self, known: &Known, budget_bytes: u64, shelf: &Shelf, report: &mut Report) -> Scheduled {
+        let started = Instant::now();
+        let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
+        let (trace, lineage) = (&*known.trace, &*known.lineage);
+        let problem = Problem { trace, lineage, tiers: self.link.into(), budget_bytes, actions: self.actions };
+        let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
+            Plan::keep_all(lineage.windows().len())
+        } else {
+            let planned = self.decider.plan(problem, self.decodes);
+            if !planned.fits() {
+                let mut policies = [self.decider.reactive(), Box::new(Dtr)];
+                let least = least_feasible_budget(problem, &mut policies);
+                self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
+            }
+            planned.plan
+        };
+        let (schedule, prediction) = Timeline::new(trace, lineage, self.link).schedule(&plan, budget_bytes);
+        report.plans += 1;
+        report.planning_ns += started.elapsed().as_nanos() as u64;
+        Scheduled::new(known, &plan, schedule, Some(prediction))
+    }
+
+    /// Makes every plan anew, for another budget.
+    pub(super) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
+        self.least_feasible_bytes = None;
+        for (index, program) in programs.iter_mut().enumerate() {
+            self.shelves[index] = Shelf::default();
+            program.scheduled = self.plan(&program.known, budget_bytes, &Shelf::default(), report);
+        }
+    }
+
+    /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted.
+    fn watch(
+        &mut self,
+        driver: &mut Driver,
+        index: usize,
+        iteration: &IterationReport,
+        recorded: Option<RecordedIteration>,
+        budget_bytes: u64,
+        report: &mut Report,
+    ) {
+        let mut shelf = std::mem::take(&mut self.shelves[index]);
+        let start_bytes = driver.start_bytes();
+        let program = &mut driver.programs[index];
+        if let Some(recorded) = recorded.filter(|_| shelf.remeasure) {
+            let mut trace = Trace::clone(&program.known.trace);
+            recorded.retime(&mut trace);
+            program.known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
+            shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
+            program.scheduled = self.plan(&program.known, budget_bytes, &shelf, report);
+            report.replans += 1;
+        } else if iteration.course == Course::Planned && iteration.reactive_evictions > 0 {
+            shelf.pressed += 1;
+            if shelf.pressed == PRESSED_MAX {
+                // Something that was not recorded takes bytes: leave it some.
+                let expected: u64 = program.known.trace.unseen_bytes
+                    + program.known.trace.storages[..program.known.trace.initial_storages as usize]
+                        .iter()
+                        .map(|storage| storage.bytes)
+                        .sum::<u64>();
+                let surplus_bytes = start_bytes.saturating_sub(expected);
+                shelf.margin_bytes += surplus_bytes.max(budget_bytes / 64);
+                shelf.pressed = 0;
+                program.scheduled = self.plan(&program.known, budget_bytes, &shelf, report);
+            }
+        } else if iteration.followed
+            && let Some(predicted) = iteration.predicted
+        {
+            shelf.pressed = 0;
+            shelf.note(iteration.makespan_ns as f64 / predicted.makespan_ns.max(1) as f64);
+        }
+        self.shelves[index] = shelf;
+    }
+}
+
+impl Shelf {
+    /// Notes one more ratio of measured to predicted makespan. Drift is a change of their median over a window from what
+    /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift.
+    fn note(&mut self, ratio: f64) {
+        if self.ratios.len() == WINDOW {
+            self.ratios.pop_front();
+        }
+        self.ratios.push_back(ratio);
+        if self.ratios.len() < WINDOW {
+            return;
+        }
+        let mut sorted: Vec<f64> = self.ratios.iter().copied().collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let median = sorted[WINDOW / 2];
+        let reference = *self.reference.get_or_insert(median);
+        if median > reference * DRIFT || median < reference / DRIFT {
+            self.remeasure = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_steady_error_of_prediction_is_no_drift_and_a_change_is() {
+        let mut shelf = Shelf::default();
+        (0..100).for_each(|_| shelf.note(1.6));
+        assert!(!shelf.remeasure);
+        (0..WINDOW).for_each(|_| shelf.note(2.5));
+        assert!(shelf.remeasure);
+    }
+
+    #[test]
+    fn one_slow_iteration_is_no_drift() {
+        let mut shelf = Shelf::default();
+        (0..WINDOW).for_each(|_| shelf.note(1.0));
+        shelf.note(50.0);
+        (0..WINDOW).for_each(|_| shelf.note(1.1));
+        assert!(!shelf.remeasure);
+    }
+}

@@ -1,0 +1,294 @@
+//! A program that is known: its trace, what to do while it runs, and whether what runs now is it.
+//!
+//! Nothing here moves bytes. Where the program is another one, it says how.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::session::operator_name;
+use super::shim::{Entry, RawOperator};
+use crate::lineage::{Lineage, VersionId};
+use crate::plan::{Action, Plan};
+use crate::schedule::{Instruction, Schedule};
+use crate::timeline::Prediction;
+use crate::trace::{OperatorId, StorageId, Trace};
+
+/// A trace with its lineage.
+#[derive(Clone)]
+pub(crate) struct Known {
+    pub(crate) trace: Arc<Trace>,
+    pub(crate) lineage: Arc<Lineage>,
+}
+
+/// What to do while the program runs.
+pub(crate) struct Scheduled {
+    pub(crate) schedule: Schedule,
+    pub(crate) prediction: Option<Prediction>,
+    /// Operators that may have to be rerun.
+    recipe_wanted: Vec<bool>,
+}
+
+impl Scheduled {
+    pub(crate) fn new(known: &Known, plan: &Plan, schedule: Schedule, prediction: Option<Prediction>) -> Self {
+        Scheduled { schedule, prediction, recipe_wanted: ancestry(&known.trace, &known.lineage, plan) }
+    }
+}
+
+/// A program, and how far it has been followed in this iteration.
+pub(crate) struct Program {
+    pub(crate) known: Known,
+    pub(crate) scheduled: Scheduled,
+    /// The trace's name for the dispatcher's names.
+    names: HashMap<u32, Option<u32>>,
+    /// Per storage: whether what made it may run again, so that bytes filled in past the dispatcher would be lost.
+    may_be_rebuilt: Vec<bool>,
+    entry: Vec<Option<Entry>>,
+    storage_of: HashMap<Entry, StorageId>,
+    /// Whether all that has run so far is this program.
+    pub(crate) matches: bool,
+    /// Operators that have run.
+    pub(crate) operator: usize,
+    step: usize,
+    /// The iteration that it last was.
+    pub(crate) last_seen: u64,
+    /// Its name: no two programs of a driver have the same.
+    pub(crate) serial: u64,
+}
+
+impl Program {
+    pub(crate) fn new(known: Known, scheduled: Scheduled) -> Self {
+        let storages = known.trace.storages.len();
+        let mut may_be_rebuilt = vec![false; storages];
+        for operator in known.trace.operators.iter().filter(|operator| operator.not_replayable.is_none()) {
+            operator.creates.iter().for_each(|storage| may_be_rebuilt[storage.index()] = true);
+        }
+        Program {
+            known,
+            may_be_rebuilt,
+            scheduled,
+            names: HashMap::new(),
+            entry: vec![None; storages],
+            storage_of: HashMap::new(),
+            matches: false,
+            operator: 0,
+            step: 0,
+            last_seen: 0,
+            serial: 0,
+        }
+    }
+
+    fn initial(&self) -> usize {
+        self.known.trace.initial_storages as usize
+    }
+
+    /// Says which storages the program knows by which names.
+    pub(crate) fn bind(&mut self, bindings: impl IntoIterator<Item = (StorageId, Entry)>) {
+        for (storage, entry) in bindings {
+            self.entry[storage.index()] = Some(entry);
+        }
+        self.hand_over(true);
+    }
+
+    /// Starts another iteration.
+    pub(crate) fn begin(&mut self) {
+        self.matches = true;
+        self.operator = 0;
+        self.step = 0;
+    }
+
+    /// Whether every initial storage that a schedule may touch is known before the first operator.
+    pub(crate) fn is_bound(&self) -> bool {
+        let storages = self.known.trace.storages[..self.initial()].iter();
+        storages.zip(&self.entry).all(|(storage, entry)| entry.is_some() || storage.locked.is_some())
+    }
+
+    /// Ends the iteration; `completed` says whether it was this program to its end. Storages that live on get the
+    /// names that the next iteration knows them by.
+    pub(crate) fn hand_over(&mut self, completed: bool) {
+        let initial = self.initial();
+        let mut next: Vec<Option<Entry>> = self.entry[..initial].to_vec();
+        for &(_, to) in &self.known.trace.carried {
+            next[to.index()] = None;
+        }
+        if completed {
+            for &(from, to) in &self.known.trace.carried {
+                next[to.index()] = self.entry[from.index()];
+            }
+        }
+        self.entry.fill(None);
+        self.entry[..initial].copy_from_slice(&next);
+        self.storage_of =
+            (0u32..).zip(&next).filter_map(|(index, entry)| Some(((*entry)?, StorageId(index)))).collect();
+        self.matches = false;
+    }
+
+    /// The program has let go of a storage.
+    pub(crate) fn freed(&mut self, entry: Entry) {
+        if let Some(storage) = self.storage_of.remove(&entry) {
+            self.entry[storage.index()] = None;
+        }
+    }
+
+    pub(crate) fn entry(&self, storage: StorageId) -> Option<Entry> {
+        self.entry[storage.index()]
+    }
+
+    fn name(&self, operator: usize) -> &str {
+        self.known.trace.operator_name(OperatorId(operator as u32))
+    }
+
+    /// Whether the iteration has run to its end.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.operator == self.known.trace.operators.len()
+    }
+
+    /// Why an iteration that ends here is not this program.
+    pub(crate) fn ends_early(&self) -> String {
+        format!("the iteration ends before operator {} ({})", self.operator, self.name(self.operator))
+    }
+
+    pub(crate) fn failed(&self) -> String {
+        match self.is_complete() {
+            true => "an operator after the last one failed".to_owned(),
+            false => format!("operator {} ({}) failed", self.operator, self.name(self.operator)),
+        }
+    }
+
+    /// Whether the operator that comes next may have to be rerun.
+    pub(crate) fn wants_recipe(&self) -> bool {
+        self.scheduled.recipe_wanted.get(self.operator).copied().unwrap_or(false)
+    }
+
+    /// Whether the program is about to run what the trace says, on the storages that the trace says.
+    pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
+        self.check_frees()?;
+        let trace = Arc::clone(&self.known.trace);
+        let Some(expected) = trace.operators.get(self.operator) else {
+            return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
+        };
+        let names = &trace.names;
+        let name = *self.names.entry(operator.name).or_insert_with(|| {
+            let text = operator_name(operator.name);
+            names.iter().position(|name| *name == text).map(|position| position as u32)
+        });
+        let index = self.operator;
+        let at = |what: String| Err(format!("operator {index} ({}): {what}", names[expected.name as usize]));
+        if name != Some(expected.name) {
+            return at(format!("the program runs {}", operator_name(operator.name)));
+        }
+        if operator.accesses().len() != expected.accesses.len() {
+            return at(format!("{} inputs, expected {}", operator.accesses().len(), expected.accesses.len()));
+        }
+        for (found, access) in operator.accesses().iter().zip(&expected.accesses) {
+            let storage = access.storage.index();
+            if found.bytes != trace.storages[storage].bytes || found.mode != access.mode as u32 {
+                return at(format!("storage {storage} differs in size or use"));
+            }
+            if found.is_filled() && self.may_be_rebuilt[storage] {
+                return at(format!("storage {storage} was filled in outside the dispatcher"));
+            }
+            match self.entry[storage] {
+                Some(entry) if entry == found.entry => {}
+                None if storage < self.initial() && !self.storage_of.contains_key(&found.entry) => {
+                    self.entry[storage] = Some(found.entry);
+                    self.storage_of.insert(found.entry, access.storage);
+                }
+                _ => return at(format!("another storage stands for storage {storage}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the program has let go of what the trace says it lets go of after the last operator.
+    fn check_frees(&self) -> Result<(), String> {
+        let Some(last) = self.operator.checked_sub(1) else { return Ok(()) };
+        match self.known.trace.operators[last].frees.iter().find(|storage| self.entry[storage.index()].is_some()) {
+            None => Ok(()),
+            Some(storage) => Err(format!("storage {} outlives operator {last} ({})", storage.0, self.name(last))),
+        }
+    }
+
+    /// Books what the operator made, if it is what the trace says.
+    pub(crate) fn ran(&mut self, operator: &RawOperator) -> Result<(), String> {
+        let trace = Arc::clone(&self.known.trace);
+        let expected = &trace.operators[self.operator];
+        let alike = operator.created().len() == expected.creates.len()
+            && operator
+                .created()
+                .iter()
+                .zip(&expected.creates)
+                .all(|(found, storage)| found.bytes == trace.storages[storage.index()].bytes);
+        if !alike {
+            return Err(format!("operator {} ({}) made other storages", self.operator, self.name(self.operator)));
+        }
+        for (found, &storage) in operator.created().iter().zip(&expected.creates) {
+            self.entry[storage.index()] = Some(found.entry);
+            self.storage_of.insert(found.entry, storage);
+        }
+        self.operator += 1;
+        Ok(())
+    }
+
+    /// The next instruction that is due before the next operator.
+    pub(crate) fn next_instruction(&mut self) -> Option<Instruction> {
+        let &(before, instruction) = self.scheduled.schedule.steps().get(self.step)?;
+        // After a change of programs some lie behind.
+        (before as usize <= self.operator).then(|| {
+            self.step += 1;
+            instruction
+        })
+    }
+
+    /// The storages of `first` and of the instructions that move together with it. Takes those as well.
+    pub(crate) fn with_joining(&mut self, first: StorageId) -> Vec<StorageId> {
+        let mut together = vec![first];
+        while let Some(&(_, step)) = self.scheduled.schedule.steps().get(self.step)
+            && let Instruction::Offload { storage, joins: true, .. } | Instruction::Prefetch { storage, joins: true } =
+                step
+        {
+            together.push(storage);
+            self.step += 1;
+        }
+        together
+    }
+
+    /// Leaves out the instructions that were due earlier: whether there were any.
+    pub(crate) fn skip_to_here(&mut self) -> bool {
+        let from = self.step;
+        while let Some(&(before, _)) = self.scheduled.schedule.steps().get(self.step)
+            && (before as usize) < self.operator
+        {
+            self.step += 1;
+        }
+        self.step > from
+    }
+
+    /// Whether anything was carried out so far.
+    pub(crate) fn has_acted(&self) -> bool {
+        self.step > 0
+    }
+
+    /// The operator that makes a version, and which of its results that is.
+    pub(crate) fn made_by(&self, version: VersionId) -> Option<(OperatorId, usize)> {
+        let producer = self.known.lineage.version(version).producer?;
+        let position = self.known.lineage.replay_outputs(producer).iter().position(|output| *output == version)?;
+        Some((producer, position))
+    }
+}
+
+/// Which operators may be rerun under `plan`.
+fn ancestry(trace: &Trace, lineage: &Lineage, plan: &Plan) -> Vec<bool> {
+    let mut wanted = vec![false; trace.operators.len()];
+    let mut seen = vec![false; lineage.versions().len()];
+    let recomputed = lineage.windows().iter().zip(plan.actions()).filter(|&(_, &action)| action == Action::Recompute);
+    let mut stack: Vec<VersionId> = recomputed.map(|(window, _)| window.version).collect();
+    while let Some(version) = stack.pop() {
+        if !std::mem::replace(&mut seen[version.index()], true)
+            && let Some(producer) = lineage.version(version).producer
+        {
+            wanted[producer.index()] = true;
+            stack.extend(lineage.replay_inputs(producer));
+        }
+    }
+    wanted
+}

@@ -1,0 +1,293 @@
+//! Makes room when bytes run out: evicts idle storages, one decision after another, until the allocation fits.
+//!
+//! The decisions are those of a policy on a [`Pressure`], as in a planner's sweep. What a sweep reads from a trace is
+//! estimated here: a storage idle for so long is expected to stay idle for as long again (Lindy's rule), and copies
+//! hide behind nothing.
+
+use super::residency::{Ending, Fault, Live, Place, Residency};
+use super::shim::{self, Entry};
+use crate::baselines::Dtr;
+use crate::features::{Describer, Scene};
+use crate::hardware::{Link, Tier};
+use crate::lineage::{EVICTION_FLOOR_BYTES, WindowId};
+use crate::observation::{Candidate, FEATURES, Pressure};
+use crate::plan::{Action, ActionSet};
+use crate::policy::{Choice, Policy};
+
+/// Reruns looked at when a candidate's recompute time is estimated.
+const ANCESTORS_MAX: usize = 256;
+
+/// Who decides under pressure, and what the decisions go by.
+pub(crate) struct Reactive {
+    pub(crate) policy: Box<dyn Policy + Send>,
+    pub(crate) actions: ActionSet,
+    pub(crate) link: Link,
+    /// Device bytes that must not be exceeded; `u64::MAX` for no budget.
+    pub(crate) budget_bytes: u64,
+    /// Where evictions start: the budget, or above it while what exceeds it is restored.
+    pub(crate) line_bytes: u64,
+    /// What an iteration takes, as far as is known.
+    pub(crate) makespan_ns: u64,
+    /// When the iteration under way started, on the table's clock.
+    pub(crate) started_ns: u64,
+    /// Fewest bytes for which every operator so far, with all else evicted, has found room.
+    pub(crate) least_bytes: u64,
+    entries: Vec<Entry>,
+    candidates: Vec<Candidate>,
+    features: Vec<f32>,
+    describer: Describer,
+}
+
+impl Reactive {
+    pub(crate) fn new(policy: Box<dyn Policy + Send>, actions: ActionSet, link: Link) -> Self {
+        Reactive {
+            policy,
+            actions,
+            link,
+            budget_bytes: u64::MAX,
+            line_bytes: u64::MAX,
+            makespan_ns: 0,
+            started_ns: 0,
+            least_bytes: 0,
+            entries: Vec::new(),
+            candidates: Vec::new(),
+            features: Vec::new(),
+            describer: Describer::default(),
+        }
+    }
+}
+
+impl Residency {
+    /// Evicts until `wanted_bytes` more fit under the line.
+    pub(crate) fn relieve(&mut self, wanted_bytes: u64) -> Result<(), Fault> {
+        loop {
+            let needed = shim::live_bytes().saturating_add(wanted_bytes);
+            let deficit_bytes = needed.saturating_sub(self.reactive.line_bytes);
+            if deficit_bytes == 0 {
+                return Ok(());
+            }
+            if !self.absorb_pressed()? && !self.evict_some(deficit_bytes)? {
+                if !self.exempt {
+                    return Err(self.no_room(wanted_bytes, needed));
+                }
+                // By no more than it takes.
+                self.reactive.line_bytes = needed;
+                shim::set_line(needed);
+            }
+        }
+    }
+
+    /// Whether storages that have died since gave bytes back.
+    fn absorb_pressed(&mut self) -> Result<bool, Fault> {
+        let before = shim::live_bytes();
+        self.absorb_freed()?;
+        Ok(shim::live_bytes() < before)
+    }
+
+    /// Nothing is left to evict.
+    fn no_room(&mut self, wanted_bytes: u64, needed_bytes: u64) -> Fault {
+        self.reactive.least_bytes = self.reactive.least_bytes.max(needed_bytes);
+        let (budget, least) = (self.reactive.budget_bytes, self.reactive.least_bytes);
+        Fault::NoRoom(format!(
+            "{wanted_bytes} bytes more exceed the budget of {budget} bytes, and nothing is left to evict; the least \
+             feasible budget found so far is {least} bytes"
+        ))
+    }
+
+    /// Gives some bytes back: what costs nothing first. Whether there was anything to give.
+    fn evict_some(&mut self, deficit_bytes: u64) -> Result<bool, Fault> {
+        let under_way: u64 = self.offloading.iter().filter_map(|&entry| self.get(entry)).map(|live| live.bytes).sum();
+        if under_way >= deficit_bytes {
+            return self.finish_oldest_offload();
+        }
+        if self.release_oldest_beside()? {
+            return Ok(true);
+        }
+        if self.ending == Ending::Fetching {
+            return self.finish_oldest_offload();
+        }
+        if self.discard_oldest_copy()? {
+            return Ok(true);
+        }
+        if let Some((entry, action)) = self.choose(deficit_bytes - under_way) {
+            // A failure is remembered, so that it is not chosen again.
+            match action {
+                Action::Swap => self.evict_by_swap(entry),
+                _ => self.evict_by_drop(entry),
+            }?;
+            return Ok(true);
+        }
+        self.finish_oldest_offload()
+    }
+
+    fn finish_oldest_offload(&mut self) -> Result<bool, Fault> {
+        let Some(&entry) = self.offloading.front() else { return Ok(false) };
+        match self.finish_offload(entry) {
+            // The bytes are back in place, and nothing is swapped from now on.
+            Err(Fault::Copy(_)) | Ok(()) => Ok(true),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    fn release_oldest_beside(&mut self) -> Result<bool, Fault> {
+        let idle = |&&version: &&_| self.ancestry.version(version).wanted == 0;
+        match self.beside.iter().find(idle).copied() {
+            Some(version) => self.release(version).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Releases what was brought back early and is not in use: its copy is still there.
+    fn discard_oldest_copy(&mut self) -> Result<bool, Fault> {
+        let early = |(entry, live): &(Entry, &Live)| {
+            live.users == 0 && (self.has_copy(*entry) || matches!(live.place, Place::Prefetching(_)))
+        };
+        let oldest = self.iter().filter(early).min_by_key(|(_, live)| live.last_use_ns).map(|(entry, _)| entry);
+        let Some(entry) = oldest else { return Ok(false) };
+        if self.has_copy(entry) {
+            self.discard(entry)?;
+        } else if let Err(fault) = self.finish_prefetch(entry) {
+            // Its device bytes are free again either way.
+            debug_assert!(!matches!(fault, Fault::NoRoom(_)));
+        }
+        Ok(true)
+    }
+
+    fn evict_by_swap(&mut self, entry: Entry) -> Result<(), Fault> {
+        match self.offload(&[entry], Tier::Host) {
+            Ok(()) => self.report.reactive_evictions += 1,
+            Err(Fault::Copy(_)) => {}
+            Err(_) => self.lock(entry, "it could not be offloaded"),
+        }
+        Ok(())
+    }
+
+    fn evict_by_drop(&mut self, entry: Entry) -> Result<(), Fault> {
+        match self.drop_bytes(entry) {
+            Ok(()) => self.report.reactive_evictions += 1,
+            Err(_) => self.lock(entry, "it could not be dropped"),
+        }
+        Ok(())
+    }
+
+    fn lock(&mut self, entry: Entry, why: &'static str) {
+        if let Ok(live) = self.live_mut(entry) {
+            live.locked = Some(why);
+        }
+    }
+
+    /// What the policy evicts, if anything can be.
+    fn choose(&mut self, deficit_bytes: u64) -> Option<(Entry, Action)> {
+        self.find_candidates();
+        let mut reactive = std::mem::replace(&mut self.reactive.policy, Box::new(Dtr));
+        let facts = &mut self.reactive;
+        let (candidates, features) = (&facts.candidates, &mut facts.features);
+        if candidates.is_empty() {
+            facts.policy = reactive;
+            return None;
+        }
+        features.clear();
+        let now_ns = self.started.elapsed().as_nanos() as u64;
+        let elapsed_ns = now_ns - facts.started_ns;
+        if reactive.reads_features() {
+            features.resize(candidates.len() * FEATURES, 0.0);
+            let makespan_ns = facts.makespan_ns.max(elapsed_ns);
+            let scene = Scene { makespan_ns, elapsed_ns, deficit_bytes, offload_claimed_ns: 0, prefetch_claimed_ns: 0 };
+            // Every storage idle now is idle at the highest demand known, which is this one.
+            facts.describer.describe(&scene, candidates, |_| true, features);
+        }
+        let pressure = Pressure { operator: 0, deficit_bytes, budget_bytes: facts.line_bytes, candidates, features };
+        let chosen = reactive.choose(&pressure).or_else(|| Dtr.choose(&pressure));
+        facts.policy = reactive;
+        chosen.map(|Choice { candidate, action }| (facts.entries[candidate], action))
+    }
+
+    /// Idle storages, and what evicting them would cost.
+    fn find_candidates(&mut self) {
+        let mut entries = std::mem::take(&mut self.reactive.entries);
+        let mut candidates = std::mem::take(&mut self.reactive.candidates);
+        entries.clear();
+        candidates.clear();
+        let is_idle = |live: &Live| {
+            live.users == 0
+                && !live.is_fresh
+                && live.locked.is_none()
+                && live.bytes >= EVICTION_FLOOR_BYTES
+                && matches!(live.place, Place::Resident)
+        };
+        entries.extend(self.iter().filter(|(_, live)| is_idle(live)).map(|(entry, _)| entry));
+        let now_ns = self.now_ns();
+        entries.retain(|&entry| {
+            let row = WindowId(candidates.len() as u32);
+            let candidate = self.candidate(entry, row, now_ns);
+            let lawful = candidate.can_swap || candidate.can_recompute;
+            if lawful {
+                candidates.push(candidate);
+            }
+            lawful
+        });
+        self.reactive.entries = entries;
+        self.reactive.candidates = candidates;
+    }
+
+    fn candidate(&mut self, entry: Entry, window: WindowId, now_ns: u64) -> Candidate {
+        let live = self.get(entry).expect("found in the table");
+        let (bytes, version) = (live.bytes, live.version);
+        let staleness_ns = now_ns - live.last_use_ns.min(now_ns);
+        let ActionSet { swap, recompute } = self.reactive.actions;
+        let link = &self.reactive.link;
+        let transfer_ns = link.offload_ns(bytes) + link.prefetch_ns(bytes);
+        let contention_ns = 2 * link.contention_ns(bytes);
+        let can_recompute = recompute && self.ending == Ending::No && self.can_drop(entry);
+        let (own_recompute_ns, recompute_ns) = match version {
+            Some(version) if can_recompute => self.rebuild_ns(version),
+            _ => (0, 0),
+        };
+        let children = version.map(|version| self.ancestry.version(version));
+        Candidate {
+            window,
+            bytes,
+            staleness_ns,
+            gap_ns: 2 * staleness_ns,
+            to_use_ns: staleness_ns,
+            transfer_ns,
+            swap_exposed_ns: transfer_ns,
+            contention_ns,
+            own_recompute_ns,
+            recompute_ns,
+            dropped_children_bytes: children.map_or(0, |version| version.dropped_children_bytes),
+            dropped_children_ns: children.map_or(0, |version| version.dropped_children_ns),
+            used_again: true,
+            can_swap: swap && self.swap_refused.is_none(),
+            can_recompute,
+        }
+    }
+
+    /// Time of the version's maker, and of everything that would have to run again to restore it.
+    pub(super) fn rebuild_ns(&self, version: super::ancestry::VersionId) -> (u64, u64) {
+        let (mut own_ns, mut total_ns) = (0, 0);
+        let mut seen = Vec::with_capacity(8);
+        let mut next = 0;
+        seen.push(version);
+        while next < seen.len() && next < ANCESTORS_MAX {
+            let version = seen[next];
+            next += 1;
+            let Some(maker) = self.ancestry.version(version).maker else { continue };
+            let maker = self.ancestry.maker(maker);
+            total_ns += maker.cost_ns;
+            if next == 1 {
+                own_ns = maker.cost_ns;
+            }
+            for &input in maker.inputs.iter().flatten() {
+                let there = {
+                    let seen = self.ancestry.version(input);
+                    seen.beside.is_some() || (seen.is_current && !seen.is_dropped)
+                };
+                if !there && !seen.contains(&input) {
+                    seen.push(input);
+                }
+            }
+        }
+        (own_ns, total_ns)
+    }
+}

@@ -1,0 +1,444 @@
+//! One iteration as it is recorded, and the trace that several equal ones make.
+//!
+//! It listens to operators and to the deaths of storages, whoever drives the iteration: alone, or beside evictions,
+//! whose time it leaves out.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::recorder::RecordError;
+use super::session::operator_name;
+use super::shim::{Entry, RawOperator};
+use crate::lineage::Lineage;
+use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
+
+/// A storage as one iteration sees it: by order of appearance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Local {
+    /// It existed before the iteration.
+    Initial(u32),
+    /// The iteration made it.
+    Created(u32),
+}
+
+/// What is known of a storage, wherever it is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RawStorage {
+    pub(crate) bytes: u64,
+    pub(crate) locked: Option<&'static str>,
+}
+
+/// A storage that was there before the iteration, and what the iteration before knew it as, if that was recorded.
+pub(crate) type Known = (Option<Local>, RawStorage);
+
+/// Why an initial storage that nobody knew is locked: it is another one in every iteration, so that no plan can name it
+/// before its first use.
+const MADE_ANEW: &str = "made anew before each iteration";
+
+#[derive(Clone, Debug, PartialEq)]
+struct Step {
+    name: u32,
+    phase: u32,
+    not_replayable: Option<&'static str>,
+    accesses: Vec<(Local, u32)>,
+    creates: Vec<Local>,
+    frees: Vec<Local>,
+}
+
+/// What was measured of one operator.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    cost_ns: u64,
+    gap_ns: u64,
+    /// Most bytes that it had allocated at once.
+    peak_bytes: u64,
+}
+
+/// An iteration that has been recorded.
+#[derive(Default)]
+pub(crate) struct RecordedIteration {
+    steps: Vec<Step>,
+    measured: Vec<Measured>,
+    initial: Vec<RawStorage>,
+    created: Vec<RawStorage>,
+    /// The step that made each created storage.
+    made_by: Vec<usize>,
+    /// Storages that live on: what the next iteration will find.
+    local: HashMap<Entry, Local>,
+    /// What the previous iteration knew an initial storage as.
+    known_as: HashMap<u32, Local>,
+    start_bytes: u64,
+    peak_bytes: u64,
+    tail_ns: u64,
+    makespan_ns: u64,
+    /// Whether storages were evicted meanwhile: then peak and makespan are not those of the untouched loop.
+    is_pressed: bool,
+}
+
+/// An iteration being recorded.
+pub(crate) struct Recording {
+    now: RecordedIteration,
+    /// Storages that were there before it, as long as it has not used them.
+    before: HashMap<Entry, Known>,
+    started: Instant,
+    last_end: Instant,
+    arrived: Instant,
+}
+
+impl Default for Recording {
+    fn default() -> Self {
+        Recording::begin(HashMap::new(), Instant::now(), 0)
+    }
+}
+
+const MODES: [AccessMode; 4] = [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite, AccessMode::SideEffect];
+
+impl Recording {
+    /// Starts with the storages that are known.
+    pub(crate) fn begin(before: HashMap<Entry, Known>, started: Instant, live_bytes: u64) -> Self {
+        let now = RecordedIteration { start_bytes: live_bytes, ..RecordedIteration::default() };
+        Recording { now, before, started, last_end: started, arrived: started }
+    }
+
+    /// An operator is about to run. Deaths must have been told.
+    pub(crate) fn arrive(&mut self, at: Instant, live_bytes: u64) {
+        self.arrived = at;
+        if self.now.steps.is_empty() {
+            self.now.start_bytes = live_bytes;
+        }
+    }
+
+    /// The program has let go of a storage since the last operator.
+    pub(crate) fn freed(&mut self, entry: Entry) {
+        if self.now.steps.is_empty() {
+            // Let go of before the first operator, like the gradients of the iteration before: no part of this one.
+            self.before.remove(&entry);
+            return;
+        }
+        let local = match self.now.local.remove(&entry) {
+            Some(local) => Some(local),
+            // Never used by this iteration, but known from before.
+            None => self.before.remove(&entry).map(|(known, storage)| self.now.add_initial(storage, known)),
+        };
+        if let (Some(local), Some(step)) = (local, self.now.steps.last_mut()) {
+            step.frees.push(local);
+        }
+    }
+
+    /// The operator has run; `lost_ns` of its time went into making room.
+    pub(crate) fn ran(&mut self, operator: &RawOperator, lost_ns: u64) {
+        let gap_ns = self.arrived.saturating_duration_since(self.last_end).as_nanos() as u64;
+        let mut accesses = Vec::with_capacity(operator.accesses().len());
+        for access in operator.accesses() {
+            let local = match self.now.local.get(&access.entry) {
+                Some(&local) => local,
+                None => {
+                    let mut storage = RawStorage { bytes: access.bytes, locked: access.locked() };
+                    let known = match self.before.get(&access.entry) {
+                        Some(&(known, _)) => known,
+                        None => {
+                            storage.locked = storage.locked.or(Some(MADE_ANEW));
+                            None
+                        }
+                    };
+                    let local = self.now.add_initial(storage, known);
+                    self.now.local.insert(access.entry, local);
+                    local
+                }
+            };
+            let storage = self.now.storage_mut(local);
+            storage.locked = storage.locked.or(access.locked());
+            if storage.bytes != access.bytes {
+                storage.locked = Some("changes its size");
+                storage.bytes = storage.bytes.max(access.bytes);
+            }
+            if access.is_filled()
+                && let Local::Created(index) = local
+            {
+                let made_by = self.now.made_by[index as usize];
+                self.now.steps[made_by].not_replayable = Some("its bytes are filled in outside the dispatcher");
+            }
+            accesses.push((local, access.mode));
+        }
+        let mut creates = Vec::with_capacity(operator.created().len());
+        for created in operator.created() {
+            let local = Local::Created(self.now.created.len() as u32);
+            self.now.made_by.push(self.now.steps.len());
+            self.now.created.push(RawStorage { bytes: created.bytes, locked: created.locked() });
+            self.now.local.insert(created.entry, local);
+            creates.push(local);
+        }
+        self.now.steps.push(Step {
+            name: operator.name,
+            phase: operator.phase,
+            not_replayable: operator.not_replayable(),
+            accesses,
+            creates,
+            frees: Vec::new(),
+        });
+        self.now.measured.push(Measured {
+            cost_ns: (operator.end_ns - operator.start_ns).saturating_sub(lost_ns),
+            gap_ns,
+            peak_bytes: operator.peak_bytes,
+        });
+        self.last_end = Instant::now();
+    }
+
+    pub(crate) fn failed(&mut self) {
+        self.last_end = Instant::now();
+    }
+
+    /// Storages were evicted.
+    pub(crate) fn pressed(&mut self) {
+        self.now.is_pressed = true;
+    }
+
+    /// Ends the iteration. The last deaths must have been told.
+    pub(crate) fn end(self, ended: Instant, peak_bytes: u64) -> RecordedIteration {
+        let mut iteration = self.now;
+        iteration.peak_bytes = peak_bytes;
+        iteration.makespan_ns = (ended - self.started).as_nanos() as u64;
+        iteration.tail_ns = ended.saturating_duration_since(self.last_end).as_nanos() as u64;
+        iteration
+    }
+}
+
+impl RecordedIteration {
+    fn storage(&self, local: Local) -> &RawStorage {
+        match local {
+            Local::Initial(index) => &self.initial[index as usize],
+            Local::Created(index) => &self.created[index as usize],
+        }
+    }
+
+    fn storage_mut(&mut self, local: Local) -> &mut RawStorage {
+        match local {
+            Local::Initial(index) => &mut self.initial[index as usize],
+            Local::Created(index) => &mut self.created[index as usize],
+        }
+    }
+
+    /// An initial storage that appears for the first time, and what the previous iteration knew it as.
+    fn add_initial(&mut self, storage: RawStorage, known: Option<Local>) -> Local {
+        let index = self.initial.len() as u32;
+        self.initial.push(storage);
+        if let Some(known) = known {
+            self.known_as.insert(index, known);
+        }
+        Local::Initial(index)
+    }
+
+    /// What the next iteration finds.
+    pub(crate) fn survivors(&self) -> HashMap<Entry, Known> {
+        self.local.iter().map(|(&entry, &local)| (entry, (Some(local), self.storage(local).clone()))).collect()
+    }
+
+    /// The name that the iteration has for a storage that lives on.
+    pub(crate) fn local(&self, entry: Entry) -> Option<Local> {
+        self.local.get(&entry).copied()
+    }
+
+    /// The names of all storages that live on.
+    pub(crate) fn locals(&self) -> &HashMap<Entry, Local> {
+        &self.local
+    }
+
+    /// Forgets what the iteration before knew storages as: it was another program.
+    pub(crate) fn forget_predecessor(&mut self) {
+        self.known_as.clear();
+    }
+
+    /// Puts the times that were measured now into a trace of the same iteration.
+    pub(crate) fn retime(&self, trace: &mut Trace) {
+        assert_eq!(self.measured.len(), trace.operators.len(), "the iteration is the one of the trace");
+        for (operator, measured) in trace.operators.iter_mut().zip(&self.measured) {
+            operator.cost_ns = measured.cost_ns;
+            operator.gap_ns = measured.gap_ns;
+        }
+        trace.tail_ns = self.tail_ns;
+        trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
+    }
+
+    /// Whether anything ran.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    fn id(&self, local: Local) -> StorageId {
+        match local {
+            Local::Initial(index) => StorageId(index),
+            Local::Created(index) => StorageId(self.initial.len() as u32 + index),
+        }
+    }
+
+    /// The storages that live on, by the names of the trace that this iteration makes.
+    pub(crate) fn bindings(&self) -> Vec<(StorageId, Entry)> {
+        self.local.iter().map(|(&entry, &local)| (self.id(local), entry)).collect()
+    }
+
+    /// Whether the same operators do the same to the same storages.
+    pub(crate) fn same_steps(&self, other: &RecordedIteration) -> Result<(), RecordError> {
+        let differ = |what: String| Err(RecordError::NotRepeating(what));
+        if self.steps.len() != other.steps.len() {
+            return differ(format!("{} operators, then {}", self.steps.len(), other.steps.len()));
+        }
+        for (index, (a, b)) in self.steps.iter().zip(&other.steps).enumerate() {
+            if a != b {
+                return differ(format!(
+                    "operator {index} is {}, then {}",
+                    operator_name(a.name),
+                    operator_name(b.name)
+                ));
+            }
+        }
+        if self.initial != other.initial || self.created != other.created {
+            return differ("the same operators use storages of other sizes".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Makes a trace of iterations that did the same; storages are named as in the last one.
+///
+/// `names` are those of workload, family and device.
+pub(crate) fn trace_of(
+    iterations: &[&RecordedIteration],
+    marks: &HashMap<Entry, Class>,
+    [workload, family, device]: [&str; 3],
+) -> Result<Trace, RecordError> {
+    let (&last, others) = match iterations {
+        [others @ .., last] if !others.is_empty() => (last, others),
+        _ => return Err(RecordError::TooFew(iterations.len())),
+    };
+    if last.steps.is_empty() {
+        return Err(RecordError::Empty);
+    }
+    for other in others {
+        other.same_steps(last)?;
+    }
+    let (names, operators) = operators_of(iterations, last);
+    let storages = last.initial.iter().chain(&last.created).map(|storage| Storage {
+        bytes: storage.bytes,
+        class: Class::Temporary,
+        locked: storage.locked.map(str::to_owned),
+    });
+    // A storage that outlived the last iteration but one, and what the last one found it to be.
+    let carried = last.known_as.iter().map(|(&to, &from)| (last.id(from), StorageId(to)));
+    let initial_bytes: u64 = last.initial.iter().map(|storage| storage.bytes).sum();
+    let measured = |measure: fn(&RecordedIteration) -> u64| iterations.iter().map(move |iteration| measure(iteration));
+    let mut trace = Trace {
+        workload: workload.to_owned(),
+        family: family.to_owned(),
+        device: device.to_owned(),
+        recorded_iterations: iterations.len() as u32,
+        unseen_bytes: last.start_bytes.saturating_sub(initial_bytes),
+        tail_ns: median_and_spread(measured(|iteration| iteration.tail_ns).collect()).0,
+        makespan_ns: median_and_spread(measured(|iteration| iteration.makespan_ns).collect()).0,
+        peak_bytes: measured(|iteration| iteration.peak_bytes).max().expect("at least two"),
+        names,
+        storages: storages.collect(),
+        initial_storages: last.initial.len() as u32,
+        operators,
+        carried: carried.filter(|(from, to)| from != to).collect(),
+    };
+    trace.carried.sort_unstable();
+    let marked = marks.iter().filter_map(|(&entry, &class)| Some((last.id(last.local(entry)?), class)));
+    classify(&mut trace, marked.collect());
+    debug_assert_eq!(trace.check(), Ok(()));
+    if iterations.iter().any(|iteration| iteration.is_pressed) {
+        // What was measured is not what the untouched loop takes; what was recorded tells.
+        let lineage = Lineage::of(&trace);
+        trace.peak_bytes = lineage.keep_all_peak_bytes();
+        trace.makespan_ns = lineage.keep_all_makespan_ns();
+    }
+    Ok(trace)
+}
+
+fn operators_of(iterations: &[&RecordedIteration], last: &RecordedIteration) -> (Vec<String>, Vec<Operator>) {
+    let (mut names, mut name_ids) = (Vec::new(), HashMap::new());
+    let mut operators = Vec::with_capacity(last.steps.len());
+    for (index, step) in last.steps.iter().enumerate() {
+        let name = *name_ids.entry(step.name).or_insert_with(|| {
+            names.push(operator_name(step.name));
+            names.len() as u32 - 1
+        });
+        let over = |measure: fn(&Measured) -> u64| {
+            iterations.iter().map(|iteration| measure(&iteration.measured[index])).collect::<Vec<_>>()
+        };
+        let (cost_ns, spread_ns) = median_and_spread(over(|measured| measured.cost_ns));
+        let (gap_ns, _) = median_and_spread(over(|measured| measured.gap_ns));
+        let created: u64 = step.creates.iter().map(|&local| last.storage(local).bytes).sum();
+        let peak = over(|measured| measured.peak_bytes).into_iter().max().expect("at least two");
+        operators.push(Operator {
+            name,
+            phase: [Phase::Forward, Phase::Backward, Phase::Update][step.phase as usize],
+            cost_ns,
+            spread_ns,
+            gap_ns,
+            workspace_bytes: peak.saturating_sub(created),
+            accesses: step
+                .accesses
+                .iter()
+                .map(|&(local, mode)| Access { storage: last.id(local), mode: MODES[mode as usize] })
+                .collect(),
+            creates: step.creates.iter().map(|&local| last.id(local)).collect(),
+            frees: step.frees.iter().map(|&local| last.id(local)).collect(),
+            not_replayable: step.not_replayable.map(str::to_owned),
+        });
+    }
+    (names, operators)
+}
+
+fn median_and_spread(mut values: Vec<u64>) -> (u64, u64) {
+    let middle = |values: &mut Vec<u64>| {
+        values.sort_unstable();
+        values[values.len() / 2]
+    };
+    let median = middle(&mut values);
+    let mut deviations = values.iter().map(|value| value.abs_diff(median)).collect();
+    (median, middle(&mut deviations))
+}
+
+/// Says what each storage is for: by the caller's marks, then by how the iteration uses it.
+fn classify(trace: &mut Trace, marks: HashMap<StorageId, Class>) {
+    let count = trace.storages.len();
+    let (mut forward, mut backward, mut updated) = (vec![false; count], vec![false; count], vec![false; count]);
+    let (mut filled, mut written) = (vec![false; count], vec![false; count]);
+    for operator in &trace.operators {
+        for access in &operator.accesses {
+            let index = access.storage.index();
+            match operator.phase {
+                Phase::Forward => forward[index] = true,
+                Phase::Backward => backward[index] = true,
+                Phase::Update => updated[index] |= access.mode.writes(),
+            }
+            written[index] |= access.mode.writes();
+        }
+        for storage in &operator.creates {
+            forward[storage.index()] |= operator.phase == Phase::Forward;
+            filled[storage.index()] = operator.accesses.is_empty() && operator.phase == Phase::Forward;
+        }
+    }
+    for index in 0..count {
+        let initial = index < trace.initial_storages as usize;
+        trace.storages[index].class = if let Some(&class) = marks.get(&StorageId(index as u32)) {
+            class
+        } else if initial && updated[index] {
+            Class::OptimizerState
+        } else if (initial || filled[index]) && forward[index] && !written[index] {
+            Class::Input
+        } else if !initial && forward[index] && backward[index] {
+            Class::Activation
+        } else {
+            Class::Temporary
+        };
+    }
+    // What lives on into the next iteration is there what it is here.
+    for &(from, to) in &trace.carried.clone() {
+        for (source, target) in [(from, to), (to, from)] {
+            if let Some(&class) = marks.get(&source) {
+                trace.storages[target.index()].class = class;
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What a training loop under a budget did: per iteration and in total, as text and as JSON.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// What one iteration did, measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct IterationReport {
+    /// Elapsed time.
+    pub makespan_ns: u64,
+    /// Most device bytes, counted at the allocator.
+    pub peak_bytes: u64,
+    /// What drove it.
+    pub course: Course,
+    /// Whether a schedule was carried out to its end, to the letter.
+    pub followed: bool,
+    /// Where and how the program departed from what was expected of it.
+    pub deviation: Option<String>,
+    /// What the plan was predicted to cost, where one was followed.
+    pub predicted: Option<Predicted>,
+    /// Time spent waiting for copies.
+    pub stall_ns: u64,
+    /// Time spent on reruns.
+    pub rerun_ns: u64,
+    /// Operators rerun.
+    pub reruns: u64,
+    /// Bytes copied to the slow tier.
+    pub offloaded_bytes: u64,
+    /// Bytes copied back.
+    pub prefetched_bytes: u64,
+    /// Storages evicted because bytes ran out, beside those that a plan evicted.
+    pub reactive_evictions: u64,
+    /// Bytes over the budget at the worst moment. Only the end of an iteration, where every storage is restored, may
+    /// exceed it.
+    pub over_budget_bytes: u64,
+    /// Copies that failed; what they were to move stayed where it was.
+    pub failed_copies: u64,
+}
+
+/// What drove an iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Course {
+    /// No plan was known for it: evictions, if any, were made when bytes ran out.
+    #[default]
+    Reactive,
+    /// It was left alone and compared with its trace.
+    Watched,
+    /// A plan was carried out.
+    Planned,
+    /// Everything fits, so nothing was done.
+    Declined,
+}
+
+/// What a plan was predicted to cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Predicted {
+    /// Elapsed time of the iteration.
+    pub makespan_ns: u64,
+    /// Most device bytes.
+    pub peak_bytes: u64,
+}
+
+/// What a training loop has done so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Iterations.
+    pub iterations: u64,
+    /// Highest peak of all of them.
+    pub peak_bytes: u64,
+    /// Sum of all makespans.
+    pub makespan_ns: u64,
+    /// Sum of all waits for copies.
+    pub stall_ns: u64,
+    /// Time spent on reruns.
+    pub rerun_ns: u64,
+    /// Operators rerun.
+    pub reruns: u64,
+    /// Bytes copied to the slow tier.
+    pub offloaded_bytes: u64,
+    /// Bytes copied back.
+    pub prefetched_bytes: u64,
+    /// Storages evicted because bytes ran out.
+    pub reactive_evictions: u64,
+    /// Copies that failed.
+    pub failed_copies: u64,
+    /// Most bytes over the budget.
+    pub over_budget_bytes: u64,
+    /// Most bytes that the slow tier has held: page-locked, where the engine's memory is.
+    pub slow_tier_high_water_bytes: u64,
+    /// Iterations whose program was known and planned.
+    pub plan_cache_hits: u64,
+    /// Iterations of programs that were not.
+    pub plan_cache_misses: u64,
+    /// Plans made.
+    pub plans: u64,
+    /// Plans made anew because measured makespans had drifted from the predicted ones.
+    pub replans: u64,
+    /// Time that planning took.
+    pub planning_ns: u64,
+    /// The least budget that is known to be feasible for what could not be held; 0 where everything could.
+    pub least_feasible_budget_bytes: u64,
+    /// The latest iterations, oldest first; at most [`Report::HISTORY`].
+    pub latest: Vec<IterationReport>,
+}
+
+impl Report {
+    /// Iterations of which the reports are kept one by one.
+    pub const HISTORY: usize = 1024;
+
+    pub(crate) fn add(&mut self, iteration: IterationReport) {
+        self.iterations += 1;
+        self.peak_bytes = self.peak_bytes.max(iteration.peak_bytes);
+        self.over_budget_bytes = self.over_budget_bytes.max(iteration.over_budget_bytes);
+        self.makespan_ns += iteration.makespan_ns;
+        self.stall_ns += iteration.stall_ns;
+        self.rerun_ns += iteration.rerun_ns;
+        self.reruns += iteration.reruns;
+        self.offloaded_bytes += iteration.offloaded_bytes;
+        self.prefetched_bytes += iteration.prefetched_bytes;
+        self.reactive_evictions += iteration.reactive_evictions;
+        self.failed_copies += iteration.failed_copies;
+        if self.latest.len() == Self::HISTORY {
+            self.latest.remove(0);
+        }
+        self.latest.push(iteration);
+    }
+
+    /// The report as JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers, names and texts")
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let ms = |ns: u64| ns as f64 / 1e6;
+        writeln!(f, "iterations          {:>12}", self.iterations)?;
+        writeln!(f, "budget              {:>12.2} MiB", mib(self.budget_bytes))?;
+        write!(f, "measured peak       {:>12.2} MiB", mib(self.peak_bytes))?;
+        match self.over_budget_bytes {
+            0 => writeln!(f)?,
+            over => writeln!(f, " ({:.2} MiB over, where everything had to be restored)", mib(over))?,
+        }
+        if let Some(last) = self.latest.last() {
+            write!(f, "last makespan       {:>12.2} ms", ms(last.makespan_ns))?;
+            match last.predicted {
+                Some(predicted) => writeln!(
+                    f,
+                    " (predicted {:.2} ms; peak {:.2} MiB, predicted {:.2} MiB)",
+                    ms(predicted.makespan_ns),
+                    mib(last.peak_bytes),
+                    mib(predicted.peak_bytes)
+                )?,
+                None => writeln!(f)?,
+            }
+        }
+        writeln!(f, "total makespan      {:>12.2} ms", ms(self.makespan_ns))?;
+        writeln!(f, "waited for copies   {:>12.2} ms", ms(self.stall_ns))?;
+        writeln!(f, "offloaded           {:>12.2} MiB", mib(self.offloaded_bytes))?;
+        writeln!(f, "prefetched          {:>12.2} MiB", mib(self.prefetched_bytes))?;
+        writeln!(f, "recomputed          {:>12} operators, {:.2} ms", self.reruns, ms(self.rerun_ns))?;
+        writeln!(f, "slow tier at most   {:>12.2} MiB", mib(self.slow_tier_high_water_bytes))?;
+        writeln!(f, "reactive evictions  {:>12}", self.reactive_evictions)?;
+        writeln!(f, "plan cache          {:>12} hits, {} misses", self.plan_cache_hits, self.plan_cache_misses)?;
+        writeln!(
+            f,
+            "plans               {:>12} ({} for drift), {:.2} ms",
+            self.plans,
+            self.replans,
+            ms(self.planning_ns)
+        )?;
+        if self.failed_copies > 0 {
+            writeln!(f, "failed copies       {:>12}", self.failed_copies)?;
+        }
+        if self.least_feasible_budget_bytes > 0 {
+            writeln!(f, "least feasible      {:>12.2} MiB", mib(self.least_feasible_budget_bytes))?;
+        }
+        Ok(())
+    }
+}

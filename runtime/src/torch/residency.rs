@@ -1,0 +1,913 @@
+//! Where the bytes of every live storage are, and the only ways to move them.
+//!
+//! Two drivers use it: the scheduled one carries out what a plan says, the reactive one evicts when bytes run out. An
+//! operator finds its inputs resident under either, so a program that leaves its plan merely changes drivers. Nothing
+//! here decides what to evict, and nothing here runs a kernel: a rerun is handed out as a [`Job`], to be run with no
+//! lock held, because the kernel's own allocations may come back here for room.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::ancestry::{Ancestry, Custody, Maker, MakerId, VersionId};
+use super::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket};
+use super::events::{Channel, Events};
+use super::reactive::Reactive;
+use super::report::IterationReport;
+use super::shim::{self, Entry, RawAccess, RawOperator, Recipe, RerunError, ShimError};
+use crate::hardware::Tier;
+
+/// Reads of the slow tier that may fail one after another before the storage is given up for now.
+const FETCH_ATTEMPTS: usize = 3;
+// How an operator uses a storage: see shim.h.
+const PLIMSOLL_READ: u32 = 0;
+const PLIMSOLL_WRITE: u32 = 1;
+const PLIMSOLL_OVERWRITE: u32 = 2;
+/// Makers kept before the first pruning.
+const MAKERS_MIN: usize = 4096;
+
+/// Where a storage's bytes are, with what it takes to get them back.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Resident,
+    Offloading(Ticket),
+    Offloaded,
+    Prefetching(Ticket),
+    Dropped,
+}
+
+/// A storage that the program, or a dropped storage, still needs.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) bytes: u64,
+    /// Why it may not be evicted.
+    pub(crate) locked: Option<&'static str>,
+    pub(crate) place: Place,
+    /// Its bytes in the slow tier, from the offload to the next use.
+    copy: Option<SlowCopy>,
+    /// What it holds; none while nobody has asked.
+    pub(crate) version: Option<VersionId>,
+    /// Operators and reruns under way that use its bytes.
+    pub(crate) users: u32,
+    /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
+    pub(crate) is_fresh: bool,
+    pub(crate) last_use_ns: u64,
+}
+
+/// Something below went wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("{0}")]
+    NoRoom(String),
+    #[error(transparent)]
+    Shim(#[from] ShimError),
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// What an operator under way is writing over.
+pub(crate) struct Written {
+    /// Which of its accesses.
+    access: usize,
+    /// What the storage held.
+    version: VersionId,
+}
+
+/// A rerun, to be run with no lock held.
+pub(crate) struct Job {
+    maker: MakerId,
+    recipe: Arc<Recipe>,
+    inputs: Vec<Entry>,
+    outputs: usize,
+    /// Inputs that stand in their storages.
+    locked: Vec<Entry>,
+    /// Whether what nobody waits for is released at once, as opposed to when a schedule says so.
+    is_tidy: bool,
+}
+
+/// What a rerun gave.
+pub(crate) struct Done {
+    job: Job,
+    results: Result<Vec<Entry>, RerunError>,
+    started: Instant,
+    elapsed_ns: u64,
+}
+
+impl Job {
+    pub(crate) fn run(self) -> Done {
+        let started = Instant::now();
+        let mut results = vec![Entry::NONE; self.outputs];
+        let ran = shim::rerun(&self.recipe, &self.inputs, &mut results);
+        Done { job: self, results: ran.map(|()| results), started, elapsed_ns: started.elapsed().as_nanos() as u64 }
+    }
+}
+
+/// A version being made again, and what is locked for it.
+struct Frame {
+    version: VersionId,
+    maker: Option<MakerId>,
+    locked: Vec<Entry>,
+}
+
+/// Reruns on the way to one version. An explicit stack, not recursion: chains can be as long as the iteration.
+pub(crate) struct Rebuild {
+    frames: Vec<Frame>,
+}
+
+impl Rebuild {
+    pub(crate) fn of(version: VersionId) -> Self {
+        Rebuild { frames: vec![Frame { version, maker: None, locked: Vec::new() }] }
+    }
+}
+
+/// Whether the iteration ends: then only what does not undo its end may be evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Anything may be evicted.
+    #[default]
+    No,
+    /// Dropped storages are being rebuilt: others may be swapped.
+    Rebuilding,
+    /// Swapped storages are coming back: nothing may be evicted.
+    Fetching,
+}
+
+/// The table of live storages.
+pub(crate) struct Residency {
+    live: Vec<Option<Live>>,
+    pub(crate) ancestry: Ancestry<Recipe>,
+    pub(super) engine: Box<dyn CopyEngine>,
+    /// Offloads under way, oldest first. Some may have been recalled since.
+    pub(super) offloading: VecDeque<Entry>,
+    /// Versions that stand beside the program, oldest first.
+    pub(super) beside: Vec<VersionId>,
+    pub(super) dropped: BTreeSet<VersionId>,
+    held: Vec<Entry>,
+    /// Why nothing is swapped any more in this iteration.
+    pub(super) swap_refused: Option<CopyError>,
+    pub(super) rebuilds: u32,
+    pub(crate) ending: Ending,
+    /// Whether the line does not count: restoring everything takes more than the budget.
+    pub(crate) exempt: bool,
+    prune_at: usize,
+    pub(super) reactive: Reactive,
+    pub(crate) report: IterationReport,
+    pub(crate) events: Events,
+    pub(super) started: Instant,
+    freed: Vec<Entry>,
+    died: Vec<Entry>,
+}
+
+impl Residency {
+    pub(crate) fn new(engine: Box<dyn CopyEngine>, reactive: Reactive) -> Self {
+        Residency {
+            live: Vec::new(),
+            ancestry: Ancestry::new(),
+            engine,
+            offloading: VecDeque::new(),
+            beside: Vec::new(),
+            dropped: BTreeSet::new(),
+            held: Vec::new(),
+            swap_refused: None,
+            rebuilds: 0,
+            ending: Ending::No,
+            exempt: false,
+            prune_at: MAKERS_MIN,
+            reactive,
+            report: IterationReport::default(),
+            events: Events::default(),
+            started: Instant::now(),
+            freed: Vec::new(),
+            died: Vec::new(),
+        }
+    }
+
+    /// Time since this table was made.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    pub(crate) fn get(&self, entry: Entry) -> Option<&Live> {
+        self.live.get(entry.index())?.as_ref()
+    }
+
+    pub(super) fn live(&self, entry: Entry) -> Result<&Live, Fault> {
+        self.get(entry).ok_or_else(|| Fault::Broken(format!("{entry:?} is gone")))
+    }
+
+    pub(super) fn live_mut(&mut self, entry: Entry) -> Result<&mut Live, Fault> {
+        let live = self.live.get_mut(entry.index()).and_then(Option::as_mut);
+        live.ok_or_else(|| Fault::Broken(format!("{entry:?} is gone")))
+    }
+
+    /// Every live storage.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Entry, &Live)> {
+        self.live.iter().enumerate().filter_map(|(index, live)| Some((Entry::at(index), live.as_ref()?)))
+    }
+
+    /// Storages held for the sake of dropped ones.
+    pub(crate) fn held(&self) -> &[Entry] {
+        &self.held
+    }
+
+    /// Adds a storage, or looks up one that is known.
+    fn known(&mut self, entry: Entry, bytes: u64, locked: Option<&'static str>) -> &mut Live {
+        let index = entry.index();
+        if self.live.len() <= index {
+            self.live.resize_with(index + 1, || None);
+        }
+        let now_ns = self.started.elapsed().as_nanos() as u64;
+        self.live[index].get_or_insert_with(|| Live {
+            bytes,
+            locked,
+            place: Place::Resident,
+            copy: None,
+            version: None,
+            users: 0,
+            is_fresh: false,
+            last_use_ns: now_ns,
+        })
+    }
+
+    /// Books the storages that have died since the last call.
+    pub(crate) fn absorb_freed(&mut self) -> Result<(), Fault> {
+        loop {
+            let mut freed = std::mem::take(&mut self.freed);
+            shim::take_freed(&mut freed);
+            if freed.is_empty() {
+                self.freed = freed;
+                return Ok(());
+            }
+            for entry in freed.drain(..) {
+                if let Some(mut live) = self.live.get_mut(entry.index()).and_then(Option::take) {
+                    if let Place::Offloading(ticket) | Place::Prefetching(ticket) = &live.place {
+                        // The copy reads or writes bytes that `forget` frees. A dead worker touches them no more.
+                        let _ = self.wait(ticket);
+                    }
+                    if let Some(copy) = live.copy.take() {
+                        self.engine.free(copy);
+                    }
+                    if let Some(version) = live.version {
+                        self.dropped.remove(&version);
+                        self.ancestry.lose(version);
+                        self.take_custody()?;
+                    }
+                    self.died.push(entry);
+                }
+                shim::forget(entry);
+            }
+            self.freed = freed;
+        }
+    }
+
+    /// The storages that have died since the last call, in order.
+    pub(crate) fn take_died(&mut self) -> Vec<Entry> {
+        std::mem::take(&mut self.died)
+    }
+
+    fn take_custody(&mut self) -> Result<(), Fault> {
+        for custody in self.ancestry.take_custody() {
+            match custody {
+                Custody::Hold(entry) => {
+                    shim::hold(entry)?;
+                    self.held.push(entry);
+                }
+                Custody::Unhold(entry) => {
+                    self.held.retain(|held| *held != entry);
+                    shim::unhold(entry)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        let started = Instant::now();
+        let waited = self.engine.wait(ticket);
+        let stall_ns = started.elapsed().as_nanos() as u64;
+        self.report.stall_ns += stall_ns;
+        self.events.stalled(started, stall_ns);
+        waited
+    }
+
+    fn free_copy(&mut self, entry: Entry) {
+        if let Some(copy) = self.live.get_mut(entry.index()).and_then(Option::as_mut).and_then(|live| live.copy.take())
+        {
+            self.engine.free(copy);
+        }
+    }
+
+    /// An operator is about to use these storages: none of them may be evicted until it has run.
+    pub(crate) fn begin_use(&mut self, operator: &RawOperator) {
+        for access in operator.accesses() {
+            let live = self.known(access.entry, access.bytes, access.locked());
+            live.users += 1;
+            live.locked = live.locked.or(access.locked());
+            if live.bytes != access.bytes {
+                live.bytes = access.bytes;
+                live.locked = Some("changes its size");
+            }
+            let filled = access.is_filled() && std::mem::take(&mut live.is_fresh);
+            live.is_fresh = false;
+            if filled && let Some(version) = live.version {
+                self.ancestry.becomes_root(version);
+            }
+        }
+    }
+
+    /// The operator that used them has run, or will not run.
+    pub(crate) fn end_use(&mut self, entries: &[Entry]) {
+        let now_ns = self.now_ns();
+        for &entry in entries {
+            if let Ok(live) = self.live_mut(entry) {
+                live.users -= 1;
+                live.last_use_ns = now_ns;
+            }
+        }
+    }
+
+    /// A dropped storage that must be restored before `accesses` write what it is rebuilt from.
+    pub(crate) fn at_risk(&self, accesses: &[RawAccess]) -> Option<VersionId> {
+        if self.dropped.is_empty() {
+            return None;
+        }
+        let written = accesses.iter().filter(|access| access.mode != PLIMSOLL_READ);
+        let mut versions = written.filter_map(|access| self.get(access.entry)?.version);
+        let root = versions.find(|&version| self.ancestry.is_held(version))?;
+        self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next()
+    }
+
+    /// The operator is about to write: from now on nothing can be rebuilt from what its storages held.
+    pub(crate) fn begin_writes(&mut self, accesses: &[RawAccess], keeps_recipe: bool) -> Result<Vec<Written>, Fault> {
+        let mut written = Vec::new();
+        for (access, item) in accesses.iter().enumerate().filter(|(_, item)| item.mode != PLIMSOLL_READ) {
+            if keeps_recipe {
+                self.version_of(item.entry)?;
+            }
+            if let Some(version) = self.live_mut(item.entry)?.version.take() {
+                self.ancestry.lose(version);
+                self.ancestry.version_mut(version).wanted += 1;
+                written.push(Written { access, version });
+            }
+        }
+        self.take_custody()?;
+        Ok(written)
+    }
+
+    /// The operator has written, or failed.
+    pub(crate) fn end_writes(&mut self, written: &[Written]) {
+        for &Written { version, .. } in written {
+            self.ancestry.version_mut(version).wanted -= 1;
+        }
+    }
+
+    /// The version that a storage holds.
+    fn version_of(&mut self, entry: Entry) -> Result<VersionId, Fault> {
+        let live = self.live(entry)?;
+        match live.version {
+            Some(version) => Ok(version),
+            None => {
+                let version = self.ancestry.add_version(entry, live.bytes);
+                self.live_mut(entry)?.version = Some(version);
+                Ok(version)
+            }
+        }
+    }
+
+    /// Books what an operator made and wrote. Returns the maker of its results, where its recipe was kept.
+    pub(crate) fn record(
+        &mut self,
+        operator: &RawOperator,
+        written: &[Written],
+        cost_ns: u64,
+    ) -> Result<Option<MakerId>, Fault> {
+        self.end_writes(written);
+        let recipe = operator.take_recipe().filter(|_| operator.not_replayable().is_none());
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        if recipe.is_some() {
+            for (index, access) in operator.accesses().iter().enumerate() {
+                inputs.push(match access.mode {
+                    PLIMSOLL_READ => Some(self.version_of(access.entry)?),
+                    PLIMSOLL_WRITE => written.iter().find(|written| written.access == index).map(|old| old.version),
+                    _ => None,
+                });
+                if matches!(access.mode, PLIMSOLL_WRITE | PLIMSOLL_OVERWRITE) {
+                    outputs.push(self.version_of(access.entry)?);
+                }
+            }
+        }
+        let from_nothing = operator.accesses().is_empty();
+        for created in operator.created() {
+            let live = self.known(created.entry, created.bytes, created.locked());
+            live.is_fresh = from_nothing;
+            if recipe.is_some() {
+                outputs.push(self.version_of(created.entry)?);
+            }
+        }
+        self.take_custody()?;
+        let maker = recipe.map(|recipe| self.ancestry.add_maker(recipe, inputs, outputs, cost_ns));
+        Ok(maker)
+    }
+
+    /// Forgets recipes that lead nowhere, once there are many.
+    pub(crate) fn prune(&mut self) {
+        if self.ancestry.makers() > self.prune_at && self.rebuilds == 0 {
+            self.ancestry.prune();
+            self.prune_at = MAKERS_MIN.max(2 * self.ancestry.makers());
+        }
+    }
+
+    /// Forgets all recipes. Everything must be resident.
+    pub(crate) fn forget_makers(&mut self) {
+        self.live.iter_mut().flatten().for_each(|live| {
+            live.version = None;
+            live.is_fresh = false;
+        });
+        self.ancestry.clear();
+        self.prune_at = MAKERS_MIN;
+        self.swap_refused = None;
+    }
+
+    /// Starts copying storages to the slow tier, as one slab.
+    pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier) -> Result<(), Fault> {
+        let mut pieces = Vec::with_capacity(entries.len());
+        for &entry in entries {
+            let bytes = self.true_bytes(entry)? as usize;
+            pieces.push(DeviceBytes { start: shim::park(entry)?, bytes });
+        }
+        // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
+        let mut started = unsafe { self.engine.offload(&pieces, tier) };
+        if started.is_err() && tier == Tier::Host {
+            // SAFETY: as above.
+            started = unsafe { self.engine.offload(&pieces, Tier::File) }.or(started);
+        }
+        let (copies, ticket) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                for &entry in entries {
+                    shim::unpark(entry)?;
+                }
+                self.refuse_swap(error.clone());
+                return Err(error.into());
+            }
+        };
+        let mut total = 0;
+        for (&entry, copy) in entries.iter().zip(copies) {
+            self.free_copy(entry);
+            let live = self.live_mut(entry)?;
+            live.copy = Some(copy);
+            live.place = Place::Offloading(ticket.clone());
+            total += live.bytes;
+            self.offloading.push_back(entry);
+        }
+        self.report.offloaded_bytes += total;
+        self.events.copy_started(Channel::Offload, entries[0], total);
+        Ok(())
+    }
+
+    /// A copy to the slow tier failed: nothing else goes there in this iteration.
+    fn refuse_swap(&mut self, error: CopyError) {
+        self.report.failed_copies += 1;
+        self.swap_refused = Some(error);
+    }
+
+    /// The size of a storage now; one that changed its size past an operator's notice is locked from then on.
+    fn true_bytes(&mut self, entry: Entry) -> Result<u64, Fault> {
+        let bytes = shim::bytes_of(entry)?;
+        let live = self.live_mut(entry)?;
+        if live.bytes != bytes {
+            live.bytes = bytes;
+            live.locked = Some("changes its size");
+            return Err(Fault::Broken(format!("{entry:?} has changed its size")));
+        }
+        Ok(bytes)
+    }
+
+    /// Waits for an offload and releases the device bytes. Where the copy failed they are put back in place.
+    pub(crate) fn finish_offload(&mut self, entry: Entry) -> Result<(), Fault> {
+        self.offloading.retain(|other| *other != entry);
+        // The program may have let go of it meanwhile; then its bytes are free already.
+        if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
+            let ticket = ticket.clone();
+            if let Err(error) = self.wait(&ticket) {
+                shim::unpark(entry)?;
+                self.live_mut(entry)?.place = Place::Resident;
+                self.free_copy(entry);
+                self.refuse_swap(error.clone());
+                return Err(error.into());
+            }
+            self.events.copy_ended(Channel::Offload, entry);
+            shim::release(entry)?;
+            self.live_mut(entry)?.place = Place::Offloaded;
+        }
+        Ok(())
+    }
+
+    /// Waits for an offload and puts the bytes back in place: the program wants them already.
+    pub(crate) fn recall(&mut self, entry: Entry) -> Result<(), Fault> {
+        self.offloading.retain(|other| *other != entry);
+        if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
+            let ticket = ticket.clone();
+            let waited = self.wait(&ticket);
+            self.events.copy_ended(Channel::Offload, entry);
+            shim::unpark(entry)?;
+            self.live_mut(entry)?.place = Place::Resident;
+            if let Err(error) = waited {
+                // The copy is worth nothing; the bytes never left.
+                self.free_copy(entry);
+                self.refuse_swap(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates device bytes and starts copying storages back. Where that fails they stay in the slow tier.
+    pub(crate) fn prefetch(&mut self, entries: &[Entry]) -> Result<(), Fault> {
+        let mut ends = Vec::with_capacity(entries.len());
+        let mut allocated = 0;
+        let mut failure: Option<Fault> = None;
+        for &entry in entries {
+            match shim::allocate(entry) {
+                Ok(device) => {
+                    allocated += 1;
+                    ends.push(device);
+                }
+                Err(error) => {
+                    let needed = shim::live_bytes().saturating_add(self.live(entry)?.bytes);
+                    let over = needed > self.reactive.line_bytes;
+                    failure = Some(if over { Fault::NoRoom(error.to_string()) } else { error.into() });
+                    break;
+                }
+            }
+        }
+        if failure.is_none() {
+            match self.start_prefetch(entries, &ends) {
+                Ok(ticket) => {
+                    let mut total = 0;
+                    for &entry in entries {
+                        let live = self.live_mut(entry)?;
+                        live.place = Place::Prefetching(ticket.clone());
+                        total += live.bytes;
+                    }
+                    self.report.prefetched_bytes += total;
+                    self.events.copy_started(Channel::Prefetch, entries[0], total);
+                    return Ok(());
+                }
+                Err(fault) => failure = Some(fault),
+            }
+        }
+        for &entry in &entries[..allocated] {
+            shim::release(entry)?;
+        }
+        Err(failure.expect("every way here sets it"))
+    }
+
+    fn start_prefetch(&mut self, entries: &[Entry], ends: &[*mut u8]) -> Result<Ticket, Fault> {
+        let mut copies = Vec::with_capacity(entries.len());
+        for (entry, &end) in entries.iter().zip(ends) {
+            let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
+            copies.push((copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?, end));
+        }
+        // SAFETY: the entries keep the device bytes, and the table the copies, until the ticket has been waited for.
+        Ok(unsafe { self.engine.prefetch(&copies) }?)
+    }
+
+    /// Waits until the prefetched bytes have arrived. Where they do not, they stay in the slow tier.
+    pub(crate) fn finish_prefetch(&mut self, entry: Entry) -> Result<(), Fault> {
+        if let Some(Live { place: Place::Prefetching(ticket), .. }) = self.get(entry) {
+            let ticket = ticket.clone();
+            if let Err(error) = self.wait(&ticket) {
+                shim::release(entry)?;
+                self.live_mut(entry)?.place = Place::Offloaded;
+                return Err(error.into());
+            }
+            self.events.copy_ended(Channel::Prefetch, entry);
+            shim::unpark(entry)?;
+            self.live_mut(entry)?.place = Place::Resident;
+        }
+        Ok(())
+    }
+
+    /// Whether the slow tier holds an equal copy of a resident storage.
+    pub(crate) fn has_copy(&self, entry: Entry) -> bool {
+        self.get(entry).is_some_and(|live| live.copy.is_some() && matches!(live.place, Place::Resident))
+    }
+
+    /// Releases device bytes of which the slow tier still holds an equal copy.
+    pub(crate) fn discard(&mut self, entry: Entry) -> Result<(), Fault> {
+        debug_assert!(self.has_copy(entry));
+        shim::park(entry)?;
+        shim::release(entry)?;
+        self.live_mut(entry)?.place = Place::Offloaded;
+        Ok(())
+    }
+
+    /// Whether a resident storage may be dropped.
+    pub(crate) fn can_drop(&mut self, entry: Entry) -> bool {
+        let version = match self.get(entry) {
+            Some(live) if matches!(live.place, Place::Resident) && live.users == 0 => live.version,
+            _ => None,
+        };
+        version.is_some_and(|version| self.ancestry.is_rebuildable(version))
+    }
+
+    /// Releases device bytes that a rerun can restore.
+    pub(crate) fn drop_bytes(&mut self, entry: Entry) -> Result<(), Fault> {
+        self.true_bytes(entry)?;
+        let version = self.version_of(entry)?;
+        // A rerun would bring back what the operator made, not what the program has put there since.
+        if shim::is_filled(entry)? {
+            self.ancestry.becomes_root(version);
+            return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
+        }
+        shim::park(entry)?;
+        self.free_copy(entry);
+        self.live_mut(entry)?.place = Place::Dropped;
+        self.ancestry.drop_bytes(version);
+        self.dropped.insert(version);
+        // Its own roots are alive: the ancestry says so.
+        self.take_custody()?;
+        shim::release(entry)?;
+        Ok(())
+    }
+
+    /// The entry whose bytes are `version` now.
+    pub(crate) fn at_hand(&self, version: VersionId) -> Option<Entry> {
+        let seen = self.ancestry.version(version);
+        let in_place =
+            || seen.is_current && self.get(seen.entry).is_some_and(|live| matches!(live.place, Place::Resident));
+        seen.beside.or_else(|| in_place().then_some(seen.entry))
+    }
+
+    /// Releases a version that stands beside the program.
+    pub(crate) fn release(&mut self, version: VersionId) -> Result<(), Fault> {
+        if let Some(entry) = self.ancestry.version_mut(version).beside.take() {
+            self.beside.retain(|other| *other != version);
+            shim::discard(entry)?;
+        }
+        Ok(())
+    }
+
+    /// Brings back a storage that the slow tier holds, or that is on its way there or back.
+    ///
+    /// Where the slow tier does not give it back, it counts as dropped if reruns can restore it.
+    pub(crate) fn fetch(&mut self, entry: Entry) -> Result<(), Fault> {
+        let mut last = None;
+        for _ in 0..FETCH_ATTEMPTS {
+            let fetched = match self.live(entry)?.place {
+                Place::Resident | Place::Dropped => return Ok(()),
+                Place::Offloading(_) => self.recall(entry),
+                Place::Prefetching(_) => self.finish_prefetch(entry),
+                Place::Offloaded => self.fetch_now(entry),
+            };
+            match fetched {
+                Err(Fault::NoRoom(message)) => return Err(Fault::NoRoom(message)),
+                Err(fault) => {
+                    self.report.failed_copies += u64::from(matches!(fault, Fault::Copy(_)));
+                    last = Some(fault);
+                }
+                Ok(()) => {}
+            }
+        }
+        let live = self.live(entry)?;
+        match (last, live.version) {
+            (_, _) if matches!(live.place, Place::Resident) => Ok(()),
+            (_, Some(version)) if self.ancestry.is_rebuildable(version) => {
+                self.free_copy(entry);
+                self.live_mut(entry)?.place = Place::Dropped;
+                self.ancestry.drop_bytes(version);
+                self.dropped.insert(version);
+                self.take_custody()
+            }
+            (Some(fault), _) => Err(Fault::Broken(format!(
+                "{} bytes cannot be read back from the slow tier, which still holds them: {fault}",
+                self.live(entry)?.bytes
+            ))),
+            (None, _) => Err(Fault::Broken(format!("{entry:?} does not come back"))),
+        }
+    }
+
+    fn fetch_now(&mut self, entry: Entry) -> Result<(), Fault> {
+        loop {
+            self.relieve(self.live(entry)?.bytes)?;
+            match self.prefetch(&[entry]) {
+                // Another thread took the room that was just made.
+                Err(Fault::NoRoom(_)) => {}
+                started => break started?,
+            }
+        }
+        self.finish_prefetch(entry)
+    }
+
+    /// The next rerun on the way to what `rebuild` makes; none once it is there.
+    pub(crate) fn next_job(&mut self, rebuild: &mut Rebuild) -> Result<Option<Job>, Fault> {
+        while let Some(top) = rebuild.frames.last_mut() {
+            let version = top.version;
+            if self.at_hand(version).is_some() {
+                let frame = rebuild.frames.pop().expect("looked at above");
+                self.close(frame)?;
+                continue;
+            }
+            let seen = self.ancestry.version(version);
+            let entry = seen.entry;
+            if seen.is_current && !matches!(self.live(entry)?.place, Place::Dropped) {
+                self.fetch(entry)?;
+                continue;
+            }
+            let maker = match top.maker {
+                Some(maker) => maker,
+                None => self.open(top)?,
+            };
+            let missing = {
+                // What takes longest first: it needs the most room meanwhile, and finds least waiting beside it ("The
+                // Generation of Optimal Code for Arithmetic Expressions", Sethi and Ullman 1970, with time for registers).
+                let inputs = self.ancestry.maker(maker).inputs.iter().flatten();
+                let missing: Vec<VersionId> = inputs.copied().filter(|&input| self.at_hand(input).is_none()).collect();
+                match missing[..] {
+                    [only] => Some(only),
+                    _ => missing.into_iter().max_by_key(|&input| self.rebuild_ns(input).1),
+                }
+            };
+            match missing {
+                Some(version) => rebuild.frames.push(Frame { version, maker: None, locked: Vec::new() }),
+                None => return self.job(maker, true).map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Locks what a rerun reads.
+    fn open(&mut self, frame: &mut Frame) -> Result<MakerId, Fault> {
+        let maker = self.ancestry.version(frame.version).maker;
+        let maker = maker.ok_or_else(|| Fault::Broken(format!("{:?} is a lost root", frame.version)))?;
+        frame.maker = Some(maker);
+        self.rebuilds += 1;
+        let inputs: Vec<VersionId> = self.ancestry.maker(maker).inputs.iter().flatten().copied().collect();
+        for input in inputs {
+            let seen = self.ancestry.version_mut(input);
+            seen.wanted += 1;
+            let (entry, is_current) = (seen.entry, seen.is_current);
+            if is_current {
+                self.live_mut(entry)?.users += 1;
+                frame.locked.push(entry);
+            }
+        }
+        Ok(maker)
+    }
+
+    /// Unlocks what a rerun read, and releases what nothing will read again.
+    fn close(&mut self, frame: Frame) -> Result<(), Fault> {
+        let Some(maker) = frame.maker else { return Ok(()) };
+        self.rebuilds -= 1;
+        self.end_use(&frame.locked);
+        let inputs: Vec<VersionId> = self.ancestry.maker(maker).inputs.iter().flatten().copied().collect();
+        for input in inputs {
+            self.ancestry.version_mut(input).wanted -= 1;
+            self.tidy(input)?;
+        }
+        Ok(())
+    }
+
+    /// Unlocks everything: the rebuild cannot go on.
+    pub(crate) fn abandon(&mut self, rebuild: Rebuild) {
+        for frame in rebuild.frames.into_iter().rev() {
+            // What cannot be released now is released with the iteration.
+            let _ = self.close(frame);
+        }
+    }
+
+    /// Releases a version beside the program that no rerun wants and no dropped storage will be rebuilt from.
+    fn tidy(&mut self, version: VersionId) -> Result<(), Fault> {
+        let seen = self.ancestry.version(version);
+        let has_use = seen.wanted > 0 || (self.ancestry.is_anchored(version) && !seen.is_current);
+        if seen.beside.is_some() && !has_use { self.release(version) } else { Ok(()) }
+    }
+
+    /// A rerun of `maker`, all of whose inputs must be at hand. They are locked until it is booked.
+    pub(crate) fn job(&mut self, maker: MakerId, is_tidy: bool) -> Result<Job, Fault> {
+        let Maker { inputs, outputs, recipe, .. } = self.ancestry.maker(maker);
+        let (recipe, outputs, read) = (Arc::clone(recipe), outputs.len(), inputs.clone());
+        let mut inputs = Vec::with_capacity(read.len());
+        let mut locked = Vec::new();
+        for version in &read {
+            inputs.push(match *version {
+                None => Entry::NONE,
+                Some(version) => {
+                    let entry = self.at_hand(version);
+                    let entry = entry.ok_or_else(|| Fault::Broken(format!("{version:?} is not there")))?;
+                    if self.ancestry.version(version).beside.is_none() {
+                        locked.push(entry);
+                    }
+                    entry
+                }
+            });
+        }
+        for &version in read.iter().flatten() {
+            self.ancestry.version_mut(version).wanted += 1;
+        }
+        for &entry in &locked {
+            self.live_mut(entry)?.users += 1;
+        }
+        self.rebuilds += 1;
+        Ok(Job { maker, recipe, inputs, outputs, locked, is_tidy })
+    }
+
+    /// Books a rerun: its results are put into the storages that are dropped at them, the others stand beside.
+    pub(crate) fn book(&mut self, done: Done) -> Result<(), Fault> {
+        let Done { job, results, started, elapsed_ns } = done;
+        self.rebuilds -= 1;
+        self.end_use(&job.locked);
+        let maker = self.ancestry.maker(job.maker);
+        let (read, outputs): (Vec<VersionId>, _) =
+            (maker.inputs.iter().flatten().copied().collect(), maker.outputs.clone());
+        for &version in &read {
+            self.ancestry.version_mut(version).wanted -= 1;
+        }
+        let results = results.map_err(|error| match error {
+            RerunError::NoRoom(message) => Fault::NoRoom(message),
+            RerunError::Failed(error) => error.into(),
+        })?;
+        self.report.reruns += 1;
+        self.report.rerun_ns += elapsed_ns;
+        self.events.reran(started, elapsed_ns);
+        for (&version, &result) in outputs.iter().zip(&results) {
+            // Written in place: the version that it was is no more.
+            if let Some(&consumed) = read.iter().find(|&&input| self.ancestry.version(input).beside == Some(result)) {
+                self.ancestry.version_mut(consumed).beside = None;
+                self.beside.retain(|other| *other != consumed);
+            }
+            if self.ancestry.version(version).beside.is_some_and(|twin| twin != result) {
+                // Another output of this operator was wanted, and this one had been made before.
+                self.release(version)?;
+            }
+            let seen = self.ancestry.version_mut(version);
+            if seen.is_dropped {
+                let entry = seen.entry;
+                shim::adopt(result, entry)?;
+                self.live_mut(entry)?.place = Place::Resident;
+                self.dropped.remove(&version);
+                self.ancestry.restored(version);
+            } else {
+                seen.beside = Some(result);
+                self.beside.push(version);
+            }
+        }
+        self.take_custody()?;
+        if job.is_tidy {
+            for &version in outputs.iter().chain(&read) {
+                self.tidy(version)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The program is about to use these storages: what the slow tier holds of them is let go.
+    pub(crate) fn free_copies(&mut self, accesses: &[RawAccess]) {
+        for access in accesses {
+            debug_assert!(
+                self.get(access.entry).is_some_and(|live| matches!(live.place, Place::Resident)),
+                "{:?} is {:?} where it is used",
+                access.entry,
+                self.get(access.entry).map(|live| &live.place)
+            );
+            self.free_copy(access.entry);
+        }
+    }
+
+    /// Lets go of every copy and of everything beside the program. Everything must be resident.
+    pub(crate) fn tidy_up(&mut self) -> Result<(), Fault> {
+        for index in 0..self.live.len() {
+            self.free_copy(Entry::at(index));
+        }
+        for version in std::mem::take(&mut self.beside) {
+            if let Some(entry) = self.ancestry.version_mut(version).beside.take() {
+                shim::discard(entry)?;
+            }
+        }
+        self.offloading.clear();
+        Ok(())
+    }
+
+    /// Checks that the table agrees with itself; in debug builds alone.
+    pub(crate) fn check(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        for (entry, live) in self.iter() {
+            let dropped = live.version.is_some_and(|version| self.dropped.contains(&version));
+            assert_eq!(dropped, matches!(live.place, Place::Dropped), "{entry:?} is {:?}", live.place);
+            let away = matches!(live.place, Place::Offloading(_) | Place::Offloaded | Place::Prefetching(_));
+            assert!(!away || live.copy.is_some(), "{entry:?} is {:?} without a copy", live.place);
+            if let Some(version) = live.version {
+                let version = self.ancestry.version(version);
+                assert!(version.is_current && version.entry == entry, "{entry:?} holds what is not current");
+                assert_eq!(version.is_dropped, dropped, "{entry:?}");
+            }
+        }
+        for &version in &self.beside {
+            assert!(self.ancestry.version(version).beside.is_some(), "{version:?} is not beside");
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Keeps a training loop under a budget: records its iterations, plans those that repeat, carries the plans out, and
+//! watches whether they do what was predicted.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let train_step = || {};
+//! use plimsoll_runtime::PolicyFile;
+//! use plimsoll_runtime::torch::{Budget, Runtime};
+//!
+//! let mut plimsoll = Runtime::builder()
+//!     .policy(PolicyFile::load("gpt.policy")?)
+//!     .budget(Budget::mebibytes(512))
+//!     .build()?; // before the model is made
+//! for _ in 0..100 {
+//!     let _iteration = plimsoll.iteration();
+//!     train_step();
+//! }
+//! println!("{}", plimsoll.report());
+//! # Ok(())
+//! # }
+//! ```
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::copy::{CopyEngine, HostEngine};
+use super::driver::{Driver, Ended, Open, Shared, Wanted};
+use super::library::{Decider, Library};
+use super::reactive::Reactive;
+use super::report::Report;
+use super::residency::Residency;
+use super::session::{Listening, Observer, Session, SessionError, Wish};
+use super::shim::{self, RawOperator};
+use crate::baselines::BASELINES;
+use crate::file::{FileError, write_whole};
+use crate::hardware::Link;
+use crate::period::PeriodDetector;
+use crate::plan::ActionSet;
+use crate::policy_file::PolicyFile;
+use crate::trace::Phase;
+
+/// Device bytes that a training loop may never exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Budget(u64);
+
+impl Budget {
+    /// So many bytes.
+    pub const fn bytes(bytes: u64) -> Self {
+        Budget(bytes)
+    }
+
+    /// So many times 1,048,576 bytes.
+    pub const fn mebibytes(mebibytes: u64) -> Self {
+        Budget(mebibytes << 20)
+    }
+
+    /// In bytes.
+    pub const fn as_bytes(self) -> u64 {
+        self.0
+    }
+}
+
+/// Why a runtime could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// libtorch refused the interceptor.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// There is no such baseline.
+    #[error("no baseline is called {found}; there are {}", BASELINES.join(", "))]
+    UnknownBaseline {
+        /// The name that was given.
+        found: String,
+    },
+    /// A budget is what a runtime is for.
+    #[error("a runtime needs a budget")]
+    NoBudget,
+}
+
+/// How a [`Runtime`] is to be.
+pub struct Builder {
+    decider: Result<Decider, BuildError>,
+    budget: Option<Budget>,
+    engine: Option<Box<dyn CopyEngine>>,
+    link: Option<Link>,
+    actions: ActionSet,
+    decodes: u64,
+    plans_max: usize,
+    events: bool,
+}
+
+impl Builder {
+    /// The learned policy that decides, offline and when bytes run out. Without one, DTR's rule does.
+    ///
+    /// The file has been read: what becomes of it later does not matter.
+    pub fn policy(mut self, policy: PolicyFile) -> Self {
+        self.actions = policy.actions;
+        self.decider = Ok(Decider::Learned(Box::new(policy.into_policy())));
+        self
+    }
+
+    /// A baseline that decides, by its name.
+    pub fn baseline(mut self, name: &str) -> Self {
+        let known = BASELINES.into_iter().find(|known| *known == name);
+        self.decider =
+            known.map(Decider::Baseline).ok_or_else(|| BuildError::UnknownBaseline { found: name.to_owned() });
+        self
+    }
+
+    /// The line. There is no default.
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// What makes the copies; this machine's memory unless told otherwise.
+    pub fn engine(mut self, engine: Box<dyn CopyEngine>) -> Self {
+        self.engine = Some(engine);
+        self
+    }
+
+    /// How fast the engine's copies are; measured on this machine's memory unless told.
+    pub fn link(mut self, link: Link) -> Self {
+        self.link = Some(link);
+        self
+    }
+
+    /// Evictions that may be used.
+    pub fn actions(mut self, actions: ActionSet) -> Self {
+        self.actions = actions;
+        self
+    }
+
+    /// Sampled decodes of a learned policy for every plan, beside the greedy one; 8 unless told.
+    pub fn decodes(mut self, decodes: u64) -> Self {
+        self.decodes = decodes;
+        self
+    }
+
+    /// Programs that are remembered with their plans; the one that was not seen for longest makes way. 16 unless told.
+    pub fn plans_max(mut self, plans_max: usize) -> Self {
+        self.plans_max = plans_max.max(1);
+        self
+    }
+
+    /// Logs operators, copies and bytes for [`Runtime::write_chrome_trace`].
+    pub fn log_events(mut self) -> Self {
+        self.events = true;
+        self
+    }
+
+    /// The runtime. Make it before the model: bytes allocated earlier are not counted and cannot be evicted.
+    pub fn build(self) -> Result<Runtime, BuildError> {
+        let decider = self.decider?;
+        let budget = self.budget.ok_or(BuildError::NoBudget)?;
+        let session = Session::install()?;
+        let link = self.link.unwrap_or_else(HostEngine::probe);
+        let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
+        let mut driver = Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, link)));
+        driver.keeps_recipes = self.actions.recompute;
+        if self.events {
+            driver.residency.events.switch_on();
+        }
+        Ok(Runtime {
+            session,
+            shared: Arc::new(Shared::new(driver)),
+            keeper: Arc::new(Mutex::new(Keeper {
+                budget,
+                library: Library::new(decider, link, self.actions, self.decodes, self.plans_max),
+                report: Report::default(),
+            })),
+        })
+    }
+}
+
+/// What is known from one iteration to the next.
+pub(super) struct Keeper {
+    budget: Budget,
+    library: Library,
+    report: Report,
+}
+
+/// What the next iteration is to be.
+struct Next {
+    leader: Option<usize>,
+    wanted: Wanted,
+    line_bytes: u64,
+}
+
+impl Keeper {
+    /// Prepares the next iteration.
+    fn next(&mut self, driver: &mut Driver) -> Next {
+        let resident_bytes = shim::live_bytes();
+        let budget_bytes = self.budget.0;
+        let over = resident_bytes > budget_bytes;
+        driver.refusal = over.then(|| {
+            format!(
+                "{resident_bytes} bytes are resident between iterations, which exceeds the budget of {budget_bytes} \
+                 bytes; the least feasible budget found so far is {resident_bytes} bytes"
+            )
+        });
+        if over {
+            self.report.least_feasible_budget_bytes = self.report.least_feasible_budget_bytes.max(resident_bytes);
+        }
+        driver.residency.reactive.makespan_ns = self.library.makespan_ns();
+        let leader = self.library.expected(&driver.programs);
+        let wanted = Wanted { act: true, bound_only: false, record: self.library.records(leader) };
+        // Where every operator is refused, nothing is to be evicted.
+        Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes } }
+    }
+
+    /// Learns from an iteration.
+    fn after(&mut self, driver: &mut Driver, ended: Ended) {
+        driver.refusal = None;
+        self.library.learn(driver, ended, self.budget.0, &mut self.report);
+        if let Some(least) = self.library.least_feasible_bytes() {
+            driver.residency.reactive.least_bytes = driver.residency.reactive.least_bytes.max(least);
+        }
+    }
+}
+
+/// Keeps one training loop under a budget.
+pub struct Runtime {
+    session: Session,
+    shared: Arc<Shared>,
+    keeper: Arc<Mutex<Keeper>>,
+}
+
+impl Runtime {
+    /// A runtime to be configured.
+    pub fn builder() -> Builder {
+        Builder {
+            decider: Ok(Decider::Baseline("dtr")),
+            budget: None,
+            engine: None,
+            link: None,
+            actions: ActionSet::ALL,
+            decodes: 8,
+            plans_max: 16,
+            events: false,
+        }
+    }
+
+    /// Starts an iteration: operators of this thread are under the budget until the guard is dropped. Then every storage
+    /// is resident again.
+    ///
+    /// # Panics
+    ///
+    /// If another loop of the process is under way; see [`Runtime::try_iteration`].
+    pub fn iteration(&mut self) -> Iteration<'_> {
+        self.try_iteration().unwrap_or_else(|error| panic!("plimsoll: {error}"))
+    }
+
+    /// Starts an iteration, unless another loop of the process is under way, or storages of an earlier iteration are
+    /// still without their bytes.
+    pub fn try_iteration(&mut self) -> Result<Iteration<'_>, SessionError> {
+        let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
+        let open = Open::begin(self.session, &self.shared, leader, wanted, line_bytes)?;
+        Ok(Iteration { runtime: self, open: Some(open) })
+    }
+
+    /// Puts operators of this thread under the budget until the guard is dropped, and finds out where iterations begin:
+    /// for a loop that cannot be marked. What happens between iterations belongs to them, so no tensor may be read by its
+    /// address meanwhile; tensors that operators read are brought back as always.
+    ///
+    /// While no iteration has been found, or where there is none, evictions are made when bytes run out.
+    pub fn detect(&mut self) -> Result<Detection<'_>, SessionError> {
+        let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
+        let detector = Arc::new(Detector {
+            shared: Arc::clone(&self.shared),
+            keeper: Arc::clone(&self.keeper),
+            period: Mutex::new(PeriodDetector::new()),
+        });
+        let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
+        // It starts anywhere in an iteration.
+        self.shared.begin(leader, Wanted { record: false, ..wanted }, line_bytes)?;
+        Ok(Detection { runtime: self, detector, listening: Some(listening) })
+    }
+
+    /// The line.
+    pub fn budget(&self) -> Budget {
+        lock(&self.keeper).budget
+    }
+
+    /// Draws the line elsewhere, from the next iteration on. Plans are made anew.
+    pub fn set_budget(&mut self, budget: Budget) {
+        let Keeper { budget: line, library, report } = &mut *lock(&self.keeper);
+        let mut driver = self.shared.lock();
+        *line = budget;
+        report.least_feasible_budget_bytes = 0;
+        driver.residency.reactive.least_bytes = 0;
+        library.replan_all(&mut driver.programs, budget.0, report);
+    }
+
+    /// What the loop has done so far.
+    pub fn report(&self) -> Report {
+        let keeper = lock(&self.keeper);
+        let mut report = keeper.report.clone();
+        let driver = self.shared.lock();
+        report.budget_bytes = keeper.budget.0;
+        report.slow_tier_high_water_bytes = driver.residency.engine.high_water_bytes();
+        report.least_feasible_budget_bytes =
+            report.least_feasible_budget_bytes.max(driver.residency.reactive.least_bytes);
+        report
+    }
+
+    /// Writes what happened when, for Perfetto or `chrome://tracing`: operators, both copy channels, and bytes over
+    /// time. Empty unless [`Builder::log_events`] was asked for. A copy's end is when it was noticed.
+    pub fn write_chrome_trace(&self, path: impl AsRef<Path>) -> Result<(), FileError> {
+        write_whole(path.as_ref(), self.shared.lock().residency.events.to_chrome_json().as_bytes())
+    }
+}
+
+/// An iteration under way; it ends where this is dropped.
+#[must_use = "the iteration ends where the guard is dropped"]
+pub struct Iteration<'a> {
+    runtime: &'a mut Runtime,
+    open: Option<Open>,
+}
+
+impl Drop for Iteration<'_> {
+    fn drop(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        match open.close() {
+            Ok(ended) => lock(&self.runtime.keeper).after(&mut self.runtime.shared.lock(), ended),
+            // The next iteration tries again, and does not start before it succeeds.
+            Err(error) => eprintln!("plimsoll: {error}"),
+        }
+    }
+}
+
+/// A loop whose iterations are found, not marked; it ends where this is dropped.
+#[must_use = "the loop is left alone once the guard is dropped"]
+pub struct Detection<'a> {
+    runtime: &'a mut Runtime,
+    detector: Arc<Detector>,
+    listening: Option<Listening>,
+}
+
+impl Detection<'_> {
+    /// What the loop has done so far, up to the last iteration that was found.
+    pub fn report(&self) -> Report {
+        self.runtime.report()
+    }
+
+    /// Stretches between two updates that an iteration takes, once that is known.
+    pub fn period(&self) -> Option<usize> {
+        lock(&self.detector.period).period()
+    }
+}
+
+impl Drop for Detection<'_> {
+    fn drop(&mut self) {
+        let ended = self.detector.shared.end();
+        self.listening = None;
+        match ended {
+            Ok(ended) => lock(&self.detector.keeper).after(&mut self.detector.shared.lock(), ended),
+            Err(fault) => eprintln!("plimsoll: storages could not be restored: {fault}"),
+        }
+    }
+}
+
+/// Listens for the beginnings of iterations, and passes operators on.
+struct Detector {
+    shared: Arc<Shared>,
+    keeper: Arc<Mutex<Keeper>>,
+    period: Mutex<PeriodDetector>,
+}
+
+impl Detector {
+    /// One iteration ends and another begins.
+    fn turn(&self) -> Result<(), SessionError> {
+        let ended = self.shared.end().map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+        let Next { leader, wanted, line_bytes } = {
+            let (mut keeper, mut driver) = (lock(&self.keeper), self.shared.lock());
+            keeper.after(&mut driver, ended);
+            keeper.next(&mut driver)
+        };
+        self.shared.begin(leader, wanted, line_bytes)
+    }
+}
+
+impl Observer for Detector {
+    fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
+        let phase = [Phase::Forward, Phase::Backward, Phase::Update][operator.phase as usize];
+        let begins = lock(&self.period).push(operator.name, phase, shim::live_bytes());
+        if begins {
+            self.turn().map_err(|error| error.to_string())?;
+        }
+        self.shared.before(operator)
+    }
+
+    fn after(&self, operator: &RawOperator) {
+        self.shared.after(operator);
+    }
+
+    fn failed(&self) {
+        self.shared.failed();
+    }
+
+    fn pressed(&self, bytes: u64) -> Result<(), String> {
+        self.shared.pressed(bytes)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,114 @@
+//! A training loop whose batches may change from iteration to iteration, and which can branch, fail and panic.
+
+use plimsoll_env::workload::Workload;
+use tch::nn::{self, Module, OptimizerConfig};
+use tch::{Device, Kind, TchError, Tensor};
+
+const WIDTH: i64 = 64;
+const LAYERS: usize = 6;
+const CLASSES: i64 = 8;
+
+/// What an iteration does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// It trains on a batch of so many rows.
+    Train(i64),
+    /// The same, with another activation in the middle.
+    Branch(i64),
+    /// It returns an error after the forward pass.
+    Fail(i64),
+    /// It panics after the forward pass.
+    Panic(i64),
+}
+
+/// The loop.
+pub struct Perceptron {
+    variables: nn::VarStore,
+    optimizer: nn::Optimizer,
+    layers: Vec<nn::Linear>,
+    head: nn::Linear,
+    seed: u64,
+    iterations: u64,
+}
+
+impl Perceptron {
+    /// The loop, whose parameters and batches are drawn from `seed`. The session comes first, so that every byte of the
+    /// model is counted.
+    pub fn new(seed: u64) -> Self {
+        crate::session();
+        tch::manual_seed(seed as i64);
+        let variables = nn::VarStore::new(Device::Cpu);
+        let at = variables.root();
+        let layers = (0..LAYERS).map(|layer| nn::linear(&at / layer, WIDTH, WIDTH, Default::default())).collect();
+        let head = nn::linear(&at / "head", WIDTH, CLASSES, Default::default());
+        let optimizer = nn::Sgd { momentum: 0.9, ..nn::Sgd::default() }.build(&variables, 1e-2).unwrap();
+        Perceptron { variables, optimizer, layers, head, seed, iterations: 0 }
+    }
+
+    /// Draws the batch of the last iteration again in the next.
+    pub fn rewind(&mut self) {
+        self.iterations -= 1;
+    }
+
+    /// Runs one iteration. Where it fails the loss is NaN.
+    pub fn iterate(&mut self, course: Course) -> f64 {
+        self.try_iterate(course).unwrap_or(f64::NAN)
+    }
+
+    /// Runs one iteration.
+    pub fn try_iterate(&mut self, course: Course) -> Result<f64, TchError> {
+        tch::manual_seed((1_000 * self.seed + self.iterations) as i64);
+        self.iterations += 1;
+        let (Course::Train(rows) | Course::Branch(rows) | Course::Fail(rows) | Course::Panic(rows)) = course;
+        let inputs = Tensor::f_randn([rows, WIDTH], (Kind::Float, Device::Cpu))?;
+        let labels = Tensor::f_randint(CLASSES, [rows], (Kind::Int64, Device::Cpu))?;
+        let mut hidden = inputs;
+        for (index, layer) in self.layers.iter().enumerate() {
+            // Layers change in place under the optimizer: what fails here leaves them as they were.
+            hidden = hidden.f_linear(&layer.ws, layer.bs.as_ref())?;
+            let branches = index == LAYERS / 2 && matches!(course, Course::Branch(_));
+            hidden = if branches { hidden.f_tanh()? } else { hidden.f_gelu("none")? };
+            hidden = hidden.f_dropout(0.1, true)?;
+        }
+        match course {
+            Course::Fail(_) => return Err(TchError::Torch("the iteration was given up".to_owned())),
+            Course::Panic(_) => panic!("the iteration panics"),
+            _ => {}
+        }
+        let loss = self.head.forward(&hidden).f_cross_entropy_loss(
+            &labels,
+            None::<&Tensor>,
+            tch::Reduction::Mean,
+            -100,
+            0.0,
+        )?;
+        self.optimizer.zero_grad();
+        loss.f_backward()?;
+        self.optimizer.step();
+        loss.f_double_value(&[])
+    }
+}
+
+impl Workload for Perceptron {
+    fn name(&self) -> &str {
+        "perceptron"
+    }
+
+    fn family(&self) -> &str {
+        "perceptron"
+    }
+
+    fn iteration(&mut self) -> Result<f64, TchError> {
+        self.try_iterate(Course::Train(256))
+    }
+
+    fn variables(&self) -> Vec<(String, Tensor)> {
+        let mut variables: Vec<_> = self.variables.variables().into_iter().collect();
+        variables.sort_by(|a, b| a.0.cmp(&b.0));
+        variables
+    }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        self.variables.trainable_variables()
+    }
+}

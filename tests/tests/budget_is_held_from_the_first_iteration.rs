@@ -1,0 +1,100 @@
+//! Under a runtime no iteration exceeds the budget, the first ones included, and no bit of the results changes.
+
+use plimsoll_runtime::ActionSet;
+use plimsoll_runtime::torch::report::Course;
+use plimsoll_runtime::torch::{Budget, Runtime};
+use plimsoll_tests::budget::{Boxed, Untouched, assert_held, run_under, runtime};
+use plimsoll_tests::{Awkward, Stage, build, fast_link, one_at_a_time, shipped_workload};
+
+const ITERATIONS: usize = 8;
+
+fn holds(name: &str, shares: &[f64]) {
+    let _running = one_at_a_time();
+    let make = || Boxed(build(&shipped_workload(name), 3));
+    let iterate = |workload: &mut Boxed, _: usize| workload.0.iteration().unwrap();
+    let untouched = Untouched::run(make, iterate, ITERATIONS);
+    let mut peaks = Vec::new();
+    for &share in shares {
+        let budget_bytes = untouched.between(share);
+        let what = format!("{name} within {budget_bytes} of {} bytes", untouched.peak_bytes);
+        let mut runtime = runtime(budget_bytes);
+        let mut workload = make();
+        let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);
+        assert_held(&reports, budget_bytes, &what);
+        Stage::of(&losses, &workload).assert_same(&untouched.stage, &what);
+        // Before there is a plan; the first iteration of Adam fits, because it has no moments yet.
+        assert!(reports[..4].iter().any(|report| report.reactive_evictions > 0), "{what}: everything fits anyway");
+        let last = reports.last().unwrap();
+        println!("{what}:\n{}", runtime.report());
+        assert_eq!(last.course, Course::Planned, "{what}: {:?}", last.deviation);
+        if last.reactive_evictions == 0 {
+            assert!(last.followed, "{what}: {:?}", last.deviation);
+            assert_eq!(Some(last.peak_bytes), last.predicted.map(|predicted| predicted.peak_bytes), "{what}");
+        }
+        peaks.push(runtime.report().peak_bytes);
+    }
+    // A lower budget never raises the measured peak.
+    assert!(peaks.windows(2).all(|pair| pair[1] <= pair[0]), "{peaks:?}");
+}
+
+#[test]
+fn of_a_transformer() {
+    holds("gpt-tiny", &[0.9, 0.7, 0.5, 0.35]);
+}
+
+#[test]
+fn of_a_convolution_net() {
+    holds("resnet-tiny", &[0.9, 0.75, 0.6]);
+}
+
+#[test]
+fn of_a_loop_that_accumulates_clips_and_retains_its_graph() {
+    let _running = one_at_a_time();
+    let iterate = |workload: &mut Awkward, _: usize| workload.iterate(None);
+    let untouched = Untouched::run(|| Awkward::new(5), iterate, ITERATIONS);
+    let budget_bytes = untouched.between(0.6);
+    let (mut runtime, mut workload) = (runtime(budget_bytes), Awkward::new(5));
+    let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);
+    println!("{}", runtime.report());
+    assert_held(&reports, budget_bytes, "the awkward loop");
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "the awkward loop");
+}
+
+#[test]
+fn whoever_decides_when_bytes_run_out() {
+    let _running = one_at_a_time();
+    let iterate = |workload: &mut Awkward, _: usize| workload.iterate(None);
+    let untouched = Untouched::run(|| Awkward::new(6), iterate, 6);
+    for baseline in ["random", "lru", "dtr", "capuchin"] {
+        for actions in [ActionSet::ALL, ActionSet { swap: true, recompute: false }] {
+            for share in [0.85, 0.7, 0.55] {
+                let budget_bytes = untouched.between(share);
+                let what = format!("{baseline} with {actions:?} within {budget_bytes} bytes");
+                let builder = Runtime::builder().budget(Budget::bytes(budget_bytes)).link(fast_link());
+                let mut runtime = builder.baseline(baseline).actions(actions).build().unwrap();
+                let mut workload = Awkward::new(6);
+                let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, 6);
+                assert_held(&reports, budget_bytes, &what);
+                Stage::of(&losses, &workload).assert_same(&untouched.stage, &what);
+                assert!(reports.iter().any(|report| report.reactive_evictions > 0), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_loop_that_fits_is_left_alone() {
+    let _running = one_at_a_time();
+    let make = || Boxed(build(&shipped_workload("gpt-tiny"), 4));
+    let iterate = |workload: &mut Boxed, _: usize| workload.0.iteration().unwrap();
+    let untouched = Untouched::run(make, iterate, ITERATIONS);
+    let mut runtime = runtime(untouched.peak_bytes + (1 << 20));
+    let mut workload = make();
+    let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "a budget that fits");
+    let last = reports.last().unwrap();
+    assert_eq!(last.course, Course::Declined, "{:?}", last.deviation);
+    for report in &reports {
+        assert_eq!((report.offloaded_bytes, report.reruns, report.reactive_evictions), (0, 0, 0));
+    }
+}

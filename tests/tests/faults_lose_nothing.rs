@@ -1,0 +1,258 @@
+//! Whatever fails below, the loop goes on with the next best action, keeps its budget, and loses no bit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use plimsoll_runtime::hardware::Tier;
+use plimsoll_runtime::torch::copy::{SlowCopy, Ticket};
+use plimsoll_runtime::torch::{
+    Budget, CopyEngine, CopyError, DeviceBytes, HostEngine, IterationReport, Report, Runtime,
+};
+use plimsoll_runtime::{ActionSet, PolicyFile};
+use plimsoll_tests::budget::{Untouched, assert_held, run_under};
+use plimsoll_tests::perceptron::{Course, Perceptron};
+use plimsoll_tests::{Stage, fast_link, one_at_a_time};
+
+const ITERATIONS: usize = 8;
+
+/// Which call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Offload,
+    Prefetch,
+    WaitForOffload,
+    WaitForPrefetch,
+}
+
+/// An engine of which one kind of call fails: some times, from the n-th on.
+struct Failing {
+    inner: HostEngine,
+    call: Call,
+    from: usize,
+    times: usize,
+    seen: usize,
+    failures: Arc<AtomicUsize>,
+    /// What was started last: what is waited for, as a rule.
+    latest: Call,
+}
+
+impl Failing {
+    fn fails(&mut self, call: Call) -> bool {
+        if call != self.call {
+            return false;
+        }
+        self.seen += 1;
+        let fails = self.seen > self.from && self.seen <= self.from.saturating_add(self.times);
+        self.failures.fetch_add(usize::from(fails), Ordering::Relaxed);
+        fails
+    }
+}
+
+impl CopyEngine for Failing {
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+        if tier == Tier::Host && self.fails(Call::Offload) {
+            return Err(CopyError::Full { bytes: pieces.iter().map(|piece| piece.bytes).sum() });
+        }
+        self.latest = Call::Offload;
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.offload(pieces, tier) }
+    }
+
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+        if self.fails(Call::Prefetch) {
+            return Err(CopyError::WorkerDied);
+        }
+        self.latest = Call::Prefetch;
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.prefetch(copies) }
+    }
+
+    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        // The copy is made either way: what fails is to know that it was.
+        self.inner.wait(ticket)?;
+        let waits = if self.latest == Call::Offload { Call::WaitForOffload } else { Call::WaitForPrefetch };
+        if self.fails(waits) { Err(CopyError::WorkerDied) } else { Ok(()) }
+    }
+
+    fn free(&mut self, copy: SlowCopy) {
+        self.inner.free(copy);
+    }
+
+    fn high_water_bytes(&self) -> u64 {
+        self.inner.high_water_bytes()
+    }
+}
+
+fn iterate(workload: &mut Perceptron, _: usize) -> f64 {
+    workload.iterate(Course::Train(384))
+}
+
+fn under(actions: ActionSet, call: Call, from: usize, times: usize) -> (Vec<IterationReport>, Report, usize) {
+    let untouched = Untouched::run(|| Perceptron::new(6), iterate, ITERATIONS);
+    // What recompute alone can hold.
+    let budget_bytes = untouched.between(0.8);
+    let failures = Arc::new(AtomicUsize::new(0));
+    let engine = Failing {
+        inner: HostEngine::new(None),
+        call,
+        from,
+        times,
+        seen: 0,
+        failures: Arc::clone(&failures),
+        latest: Call::Offload,
+    };
+    let mut runtime = Runtime::builder()
+        .baseline("random")
+        .actions(actions)
+        .budget(Budget::bytes(budget_bytes))
+        .link(fast_link())
+        .engine(Box::new(engine))
+        .build()
+        .unwrap();
+    let mut workload = Perceptron::new(6);
+    let what = format!("{call:?} fails {times} times from call {from} on, {actions:?}");
+    let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);
+    assert_held(&reports, budget_bytes, &what);
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, &what);
+    let failures = failures.load(Ordering::Relaxed);
+    println!("{what}: {failures} failures met, {} evictions when bytes ran out", runtime.report().reactive_evictions);
+    (reports, runtime.report(), failures)
+}
+
+const SWAP_ONLY: ActionSet = ActionSet { swap: true, recompute: false };
+
+#[test]
+fn a_slow_tier_that_is_full_makes_way_for_recompute() {
+    let _running = one_at_a_time();
+    for from in [0, 1, 5] {
+        let (reports, report, failures) = under(ActionSet::ALL, Call::Offload, from, usize::MAX);
+        assert!(failures > 0, "no copy was made after {from}");
+        assert_eq!(report.failed_copies as usize, failures);
+        assert!(report.reruns > 0, "nothing was recomputed instead");
+        assert!(reports.iter().all(|report| report.makespan_ns > 0));
+    }
+}
+
+#[test]
+fn copies_that_fail_now_and_then_are_made_again() {
+    let _running = one_at_a_time();
+    for from in [0, 3, 11] {
+        for call in [Call::Prefetch, Call::WaitForPrefetch] {
+            let (_, report, failures) = under(SWAP_ONLY, call, from, 2);
+            assert_eq!(failures, 2, "{call:?}");
+            assert!(report.prefetched_bytes > 0);
+        }
+    }
+}
+
+#[test]
+fn an_offload_that_fails_leaves_the_bytes_where_they_were() {
+    let _running = one_at_a_time();
+    for from in [0, 3, 11] {
+        for call in [Call::Offload, Call::WaitForOffload] {
+            let (_, _, failures) = under(ActionSet::ALL, call, from, 3);
+            assert!(failures > 0, "{call:?}");
+        }
+    }
+}
+
+/// An engine that reads nothing back while it is broken.
+struct Switched {
+    inner: HostEngine,
+    broken: Arc<AtomicBool>,
+}
+
+impl CopyEngine for Switched {
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.offload(pieces, tier) }
+    }
+
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(CopyError::WorkerDied);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.prefetch(copies) }
+    }
+
+    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        self.inner.wait(ticket)
+    }
+
+    fn free(&mut self, copy: SlowCopy) {
+        self.inner.free(copy);
+    }
+
+    fn high_water_bytes(&self) -> u64 {
+        self.inner.high_water_bytes()
+    }
+}
+
+#[test]
+fn what_cannot_be_read_back_is_an_error_and_kept_until_it_can() {
+    let _running = one_at_a_time();
+    let untouched = Untouched::run(|| Perceptron::new(10), iterate, ITERATIONS);
+    let broken = Arc::new(AtomicBool::new(false));
+    let engine = Switched { inner: HostEngine::new(None), broken: Arc::clone(&broken) };
+    let mut runtime = Runtime::builder()
+        .baseline("lru")
+        .actions(SWAP_ONLY)
+        .budget(Budget::bytes(untouched.between(0.4)))
+        .link(fast_link())
+        .engine(Box::new(engine))
+        .build()
+        .unwrap();
+    let mut workload = Perceptron::new(10);
+    // Nothing is planned yet: what is idle in the forward pass, momentum and gradients, goes out when bytes run out.
+    let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 2);
+    broken.store(true, Ordering::Relaxed);
+    {
+        let _iteration = runtime.iteration();
+        assert!(workload.try_iterate(Course::Fail(384)).is_err());
+    }
+    let refused = runtime.try_iteration().err().expect("storages are without their bytes").to_string();
+    assert!(refused.contains("the slow tier, which still holds them"), "{refused}");
+    broken.store(false, Ordering::Relaxed);
+    workload.rewind();
+    losses.extend(run_under(&mut runtime, &mut workload, iterate, ITERATIONS - 2).0);
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "after the slow tier came back");
+}
+
+#[test]
+fn a_policy_file_that_vanishes_or_is_replaced_matters_no_more() {
+    let _running = one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("some.policy");
+    plimsoll_tests::tiny_policy(1).save(&path).unwrap();
+    let untouched = Untouched::run(|| Perceptron::new(7), iterate, ITERATIONS);
+    let budget_bytes = untouched.between(0.6);
+    let mut runtime = Runtime::builder()
+        .policy(PolicyFile::load(&path).unwrap())
+        .budget(Budget::bytes(budget_bytes))
+        .link(fast_link())
+        .build()
+        .unwrap();
+    let mut workload = Perceptron::new(7);
+    let removed = AtomicBool::new(false);
+    let (losses, reports) = run_under(
+        &mut runtime,
+        &mut workload,
+        |workload, iteration| {
+            match iteration {
+                1 => std::fs::write(&path, b"something else").unwrap(),
+                2 => {
+                    std::fs::remove_file(&path).unwrap();
+                    removed.store(true, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            workload.iterate(Course::Train(384))
+        },
+        ITERATIONS,
+    );
+    assert!(removed.load(Ordering::Relaxed));
+    assert_held(&reports, budget_bytes, "a learned policy");
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "a learned policy");
+    assert!(plimsoll_tests::budget::is_empty(folder.path()), "a file was left behind");
+}

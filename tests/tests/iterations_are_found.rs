@@ -1,0 +1,73 @@
+//! A loop that marks no iteration is recorded, planned and kept under its budget all the same; a program without
+//! iterations is kept under it as well.
+
+use plimsoll_runtime::torch::report::Course as Driven;
+use plimsoll_tests::budget::{Untouched, runtime};
+use plimsoll_tests::perceptron::{Course, Perceptron};
+use plimsoll_tests::{Stage, one_at_a_time, session};
+use tch::{Device, Kind, Tensor};
+
+const ITERATIONS: usize = 16;
+
+fn iterate(workload: &mut Perceptron, _: usize) -> f64 {
+    workload.iterate(Course::Train(384))
+}
+
+#[test]
+fn of_a_loop_without_marks() {
+    let _running = one_at_a_time();
+    let untouched = Untouched::run(|| Perceptron::new(11), iterate, ITERATIONS);
+    let budget_bytes = untouched.between(0.6);
+    let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(11));
+    session().reset_peak();
+    let mut peak_bytes = 0;
+    let losses: Vec<f64> = {
+        let detection = runtime.detect().unwrap();
+        let losses = (0..ITERATIONS)
+            .map(|at| {
+                let loss = iterate(&mut workload, at);
+                peak_bytes = peak_bytes.max(session().peak_bytes());
+                loss
+            })
+            .collect();
+        assert_eq!(detection.period(), Some(1));
+        losses
+    };
+    let report = runtime.report();
+    println!("{report}");
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "without marks");
+    assert!(peak_bytes.max(report.peak_bytes) <= budget_bytes, "{peak_bytes} of {budget_bytes} bytes");
+    // The stretch before the first boundary, then one iteration after another, of which two make the plan.
+    let planned = report.latest.iter().filter(|iteration| iteration.course == Driven::Planned).count();
+    assert!(planned >= ITERATIONS - 8, "only {planned} of {} were planned", report.latest.len());
+}
+
+#[test]
+fn of_a_program_that_has_none() {
+    let _running = one_at_a_time();
+    let session = session();
+    let start = session.live_bytes();
+    let budget_bytes = start + (1 << 20);
+    let run = || {
+        let options = (Kind::Float, Device::Cpu);
+        let mut kept = vec![Tensor::ones([16, 1024], options)];
+        for step in 0..40 {
+            kept.push(kept.last().unwrap() * 1.01 + f64::from(step));
+        }
+        kept.iter().map(|tensor| tensor.sum(Kind::Double).double_value(&[])).sum::<f64>()
+    };
+    let expected = run();
+    let mut runtime = runtime(budget_bytes);
+    session.reset_peak();
+    let found = {
+        let detection = runtime.detect().unwrap();
+        let found = run();
+        assert_eq!(detection.period(), None);
+        found
+    };
+    assert_eq!(found.to_bits(), expected.to_bits());
+    assert!(session.peak_bytes() <= budget_bytes, "{} bytes", session.peak_bytes() - start);
+    let report = runtime.report();
+    assert_eq!(report.plans, 0);
+    assert!(report.reactive_evictions > 0);
+}

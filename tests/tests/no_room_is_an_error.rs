@@ -1,0 +1,125 @@
+//! Where nothing is left to evict the loop gets an error that says what would do, every tensor stays readable, and
+//! training goes on within a larger budget.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use plimsoll_runtime::torch::{Budget, Runtime};
+use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
+use plimsoll_tests::perceptron::{Course, Perceptron};
+use plimsoll_tests::{Stage, bits, fast_link, one_at_a_time};
+
+const ROWS: i64 = 512;
+
+fn iterate(workload: &mut Perceptron, _: usize) -> f64 {
+    workload.iterate(Course::Train(ROWS))
+}
+
+#[test]
+fn an_operator_that_needs_more_than_the_budget() {
+    let _running = one_at_a_time();
+    let untouched = Untouched::run(|| Perceptron::new(1), iterate, 4);
+    let mut workload = Perceptron::new(1);
+    // Less than one operator's inputs and output on top of what is always there, gradients aside.
+    let resident = plimsoll_tests::session().live_bytes();
+    let budget_bytes = resident + 100_000;
+    let mut runtime = runtime(budget_bytes);
+    let before = bits(&workload);
+    let error = {
+        let _iteration = runtime.iteration();
+        workload.try_iterate(Course::Train(ROWS)).expect_err("the batch alone is larger")
+    };
+    let message = error.to_string();
+    println!("{}", message.lines().next().unwrap());
+    assert!(message.contains(&format!("the budget of {budget_bytes} bytes")), "{message}");
+    assert!(message.contains("nothing is left to evict"), "{message}");
+    let least = runtime.report().least_feasible_budget_bytes;
+    assert!(least > budget_bytes, "{least}");
+    assert!(message.contains(&format!("{least} bytes")), "{message}");
+    assert!(runtime.report().peak_bytes <= budget_bytes);
+    assert_eq!(bits(&workload), before, "a tensor changed");
+
+    runtime.set_budget(Budget::bytes(untouched.peak_bytes));
+    let mut workload = Perceptron::new(1);
+    let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, 4);
+    assert_held(&reports, untouched.peak_bytes, "the larger budget");
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "the larger budget");
+}
+
+#[test]
+fn a_budget_below_what_stays_between_iterations() {
+    let _running = one_at_a_time();
+    let mut workload = Perceptron::new(1);
+    let resident = plimsoll_tests::session().live_bytes();
+    let mut runtime = runtime(resident / 2);
+    let error = {
+        let _iteration = runtime.iteration();
+        workload.try_iterate(Course::Train(8)).expect_err("the parameters alone are more")
+    };
+    assert!(error.to_string().contains("resident between iterations"), "{error}");
+    assert_eq!(runtime.report().least_feasible_budget_bytes, resident);
+    assert!(bits(&workload).iter().all(|(_, bytes)| !bytes.is_empty()));
+}
+
+#[test]
+fn every_budget_is_held_or_refused_and_none_raises_the_peak_of_a_larger_one() {
+    let _running = one_at_a_time();
+    let untouched = Untouched::run(|| Perceptron::new(3), iterate, 6);
+    let mut held = Vec::new();
+    for share in [1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05] {
+        let budget_bytes = untouched.between(share);
+        let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(3));
+        // Where there is no fallible variant of an operator, tch panics.
+        let iterate = |workload: &mut Perceptron, at: usize| {
+            catch_unwind(AssertUnwindSafe(|| iterate(workload, at))).unwrap_or(f64::NAN)
+        };
+        let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, 6);
+        let report = runtime.report();
+        println!("{budget_bytes}: peak {}, least feasible {}", report.peak_bytes, report.least_feasible_budget_bytes);
+        // Where everything had to be restored, for the program was refused, that may take more than the budget; the
+        // report says so, and it never takes more than the untouched loop.
+        let over = reports.iter().map(|report| report.over_budget_bytes).max().unwrap();
+        assert!(report.peak_bytes <= budget_bytes + over && report.peak_bytes <= untouched.peak_bytes);
+        if losses.iter().all(|loss| loss.is_finite()) {
+            assert_held(&reports, budget_bytes, "a loop that was not refused");
+            Stage::of(&losses, &workload).assert_same(&untouched.stage, &format!("within {budget_bytes} bytes"));
+            held.push(report.peak_bytes);
+        } else {
+            assert!(report.least_feasible_budget_bytes > budget_bytes);
+        }
+    }
+    assert!(held.len() >= 4, "only {} budgets were held", held.len());
+    assert!(held.windows(2).all(|pair| pair[1] <= pair[0]), "{held:?}");
+}
+
+#[test]
+fn an_iteration_that_fails_or_panics_leaves_every_tensor_readable() {
+    let _running = one_at_a_time();
+    let courses =
+        [Course::Train(ROWS), Course::Train(ROWS), Course::Train(ROWS), Course::Train(ROWS), Course::Train(ROWS)];
+    let untouched = Untouched::run(|| Perceptron::new(4), |workload, at| workload.iterate(courses[at]), 5);
+    let budget_bytes = untouched.between(0.5);
+    for stop in [Course::Fail(ROWS), Course::Panic(ROWS)] {
+        let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(4));
+        let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 4);
+        let before = bits(&workload);
+        let stopped = catch_unwind(AssertUnwindSafe(|| {
+            let _iteration = runtime.iteration();
+            workload.iterate(stop)
+        }));
+        assert!(stopped.is_err() == matches!(stop, Course::Panic(_)));
+        assert_eq!(bits(&workload), before, "{stop:?} changed a tensor");
+        workload.rewind();
+        losses.extend(run_under(&mut runtime, &mut workload, iterate, 1).0);
+        Stage::of(&losses, &workload).assert_same(&untouched.stage, &format!("after {stop:?}"));
+        assert!(runtime.report().peak_bytes <= budget_bytes);
+    }
+}
+
+#[test]
+fn a_second_loop_of_the_process_is_refused() {
+    let _running = one_at_a_time();
+    let mut one = runtime(1 << 30);
+    let mut other = Runtime::builder().budget(Budget::mebibytes(64)).link(fast_link()).build().unwrap();
+    let _iteration = one.iteration();
+    assert!(other.try_iteration().is_err());
+}

@@ -1,0 +1,54 @@
+//! Programs whose shapes change from iteration to iteration end with a plan for each shape, taken from the cache; the
+//! budget is held throughout, and so is every bit.
+
+use plimsoll_runtime::torch::report::Course as Driven;
+use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
+use plimsoll_tests::perceptron::{Course, Perceptron};
+use plimsoll_tests::{Stage, one_at_a_time};
+
+fn run(courses: &[Course], share: f64) -> Vec<plimsoll_runtime::torch::IterationReport> {
+    let iterate = |workload: &mut Perceptron, iteration: usize| workload.iterate(courses[iteration]);
+    let untouched = Untouched::run(|| Perceptron::new(2), iterate, courses.len());
+    let budget_bytes = untouched.between(share);
+    let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(2));
+    let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, courses.len());
+    println!("{}", runtime.report());
+    assert_held(&reports, budget_bytes, "the loop");
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "the loop");
+    reports
+}
+
+#[test]
+fn three_lengths_in_turn() {
+    let _running = one_at_a_time();
+    let lengths = [256, 384, 512];
+    let courses: Vec<Course> = (0..24).map(|iteration| Course::Train(lengths[iteration % 3])).collect();
+    let reports = run(&courses, 0.5);
+    let settled = &reports[12..];
+    for (report, course) in settled.iter().zip(&courses[12..]) {
+        let known = matches!(report.course, Driven::Planned | Driven::Declined);
+        assert!(known, "{course:?}: {:?}", report.deviation);
+        assert!(report.deviation.is_none(), "{course:?}: {:?}", report.deviation);
+    }
+    // What fits is left alone; the longest does not.
+    assert!(settled.iter().any(|report| report.course == Driven::Planned));
+}
+
+#[test]
+fn lengths_at_random() {
+    let _running = one_at_a_time();
+    let order = [0, 2, 1, 1, 0, 2, 2, 0, 1, 2, 0, 0, 1, 2, 1, 0, 2, 0, 1, 1, 2, 0];
+    let courses: Vec<Course> = order.iter().map(|&index| Course::Train([256, 384, 512][index])).collect();
+    let reports = run(&courses, 0.5);
+    assert!(reports[14..].iter().all(|report| report.deviation.is_none()), "unknown after 14 iterations");
+}
+
+#[test]
+fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
+    let _running = one_at_a_time();
+    let courses: Vec<Course> =
+        (0..20).map(|iteration| if iteration % 4 == 3 { Course::Branch(384) } else { Course::Train(384) }).collect();
+    let reports = run(&courses, 0.5);
+    assert!(reports[7].deviation.is_some(), "the first branch after a plan departs from it");
+    assert!(reports[16..].iter().all(|report| report.deviation.is_none()), "{:?}", reports[19].deviation);
+}
