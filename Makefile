@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo test lint libtorch tools
+.PHONY: demo test fuzz lint libtorch tools
 
 # As in .cargo/config.toml, for programs that cargo does not start.
 export GOMP_SPINCOUNT ?= 10000
@@ -31,6 +31,10 @@ demo: libtorch
 # No spinning at all: tests run beside each other.
 test: libtorch tools
 	GOMP_SPINCOUNT=0 cargo test --workspace
+
+# Random programs under random plans against their untouched selves.
+fuzz: libtorch
+	GOMP_SPINCOUNT=0 cargo run -p plimsoll-tests --bin fuzz -- --programs 10000
 
 lint: libtorch
 	cargo fmt --check

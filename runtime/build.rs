@@ -9,9 +9,19 @@ fn main() {
             println!("cargo:rerun-if-changed={}", file.path().display());
         }
     }
+    println!("cargo:rerun-if-changed=benches/loops.cpp");
     let libtorch =
         std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch 2.11 (`make libtorch` fetches it)");
     let include = std::path::Path::new(&libtorch).join("include");
+    // One unit: libtorch's headers are read once, and the path of an operator is inlined across files.
+    let here = std::env::current_dir().expect("cargo runs build scripts in the package");
+    let sources = ["allocator", "entries", "operators", "recipe", "interceptor", "shim"]
+        .map(|name| here.join(format!("src/torch/{name}.cpp")))
+        .into_iter()
+        .chain([here.join("benches/loops.cpp")]);
+    let unit: String = sources.map(|path| format!("#include \"{}\"\n", path.display())).collect();
+    let unit_path = std::path::PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it")).join("unit.cpp");
+    std::fs::write(&unit_path, unit).expect("cargo's output folder can be written to");
     cc::Build::new()
         .cpp(true)
         .std("c++17")
@@ -21,10 +31,7 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .files(
-            ["allocator", "entries", "operators", "recipe", "interceptor", "shim"]
-                .map(|name| format!("src/torch/{name}.cpp")),
-        )
+        .file(unit_path)
         .compile("plimsoll_shim");
     println!("cargo:rustc-link-search=native={libtorch}/lib");
     println!("cargo:rustc-link-lib=torch_cpu");

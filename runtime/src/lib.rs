@@ -18,6 +18,7 @@ pub mod lineage;
 mod moment;
 pub mod network;
 pub mod observation;
+pub mod obstacle;
 pub mod period;
 mod placement;
 pub mod plan;

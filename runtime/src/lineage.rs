@@ -119,6 +119,7 @@ pub struct Lineage {
     consumers: Lists<OperatorId>,
     windows_starting: Lists<WindowId>,
     windows_ending: Lists<WindowId>,
+    writes: Lists<VersionId>,
     storage_bytes: Vec<u64>,
     demand_bytes: Vec<u64>,
     keep_all_bytes: Vec<u64>,
@@ -176,6 +177,11 @@ impl Lineage {
     /// Windows whose storage is accessed by operator `index`, or freed just before it.
     pub fn windows_ending(&self, index: usize) -> &[WindowId] {
         self.windows_ending.of(index)
+    }
+
+    /// Versions that storages come to hold because of operator `index`, replayable or not.
+    pub(crate) fn writes(&self, index: usize) -> &[VersionId] {
+        self.writes.of(index)
     }
 
     /// Bytes that operator `index` allocates: outputs and workspace.
@@ -294,7 +300,7 @@ impl<'a> Builder<'a> {
     fn build(mut self) -> Lineage {
         let trace = self.trace;
         let count = trace.operators.len();
-        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        let (mut inputs, mut outputs, mut writes) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..trace.initial_storages {
             self.alive[index as usize] = true;
             self.make_version(StorageId(index), 0, None, None);
@@ -323,6 +329,7 @@ impl<'a> Builder<'a> {
                     rebuilt.then_some(OperatorId(now)),
                     rebuilt.then_some(count as u32),
                 );
+                writes.push((now, version));
                 if rebuilt {
                     outputs.push((now, version));
                 }
@@ -336,6 +343,7 @@ impl<'a> Builder<'a> {
                     replayable.then_some(OperatorId(now)),
                     replayable.then_some(count as u32),
                 );
+                writes.push((now, version));
                 if replayable {
                     outputs.push((now, version));
                 }
@@ -370,6 +378,7 @@ impl<'a> Builder<'a> {
             consumers: Lists::gather(self.versions.len(), &consumers),
             replay_inputs,
             replay_outputs: Lists::gather(count, &outputs),
+            writes: Lists::gather(count, &writes),
             versions: self.versions,
             windows: self.windows,
             storage_bytes: trace.storages.iter().map(|storage| storage.bytes).collect(),

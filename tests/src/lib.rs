@@ -4,6 +4,7 @@
 mod awkward;
 pub mod budget;
 pub mod command;
+pub mod fuzz;
 pub mod perceptron;
 
 use std::path::Path;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use plimsoll_runtime::observation::FEATURE_TABLE;
+use plimsoll_runtime::obstacle::obstacles;
 use plimsoll_runtime::trace::OperatorId;
 use plimsoll_runtime::{FileKind, Lineage, PlanFile, PolicyFile, Trace};
 
@@ -55,6 +56,12 @@ fn trace(trace: &Trace) {
         table.row([format!("{class:?}"), count.to_string(), mib(bytes)]);
     }
     println!("\n{table}");
+    let mut table = Table::new(["what may be done", "what stands in the way", "idle", "MiB"]);
+    for (obstacle, share) in obstacles(trace, &lineage) {
+        let actions = obstacle.actions().to_owned();
+        table.row([actions, obstacle.to_string(), share.count.to_string(), mib(share.bytes)]);
+    }
+    println!("{table}");
     let mut reasons = BTreeMap::new();
     for (index, operator) in trace.operators.iter().enumerate() {
         if let Some(why) = &operator.not_replayable {
@@ -66,21 +73,6 @@ fn trace(trace: &Trace) {
         let mut table = Table::new(["operator that is not rerun", "why", "times"]);
         for ((name, why), count) in reasons {
             table.row([name.to_owned(), why.to_owned(), count.to_string()]);
-        }
-        println!("{table}");
-    }
-    let mut locked = BTreeMap::new();
-    for storage in &trace.storages {
-        if let Some(why) = &storage.locked {
-            let (count, bytes) = locked.entry(why.as_str()).or_insert((0u64, 0u64));
-            *count += 1;
-            *bytes += storage.bytes;
-        }
-    }
-    if !locked.is_empty() {
-        let mut table = Table::new(["why storages are locked", "storages", "MiB"]);
-        for (why, (count, bytes)) in locked {
-            table.row([why.to_owned(), count.to_string(), mib(bytes)]);
         }
         println!("{table}");
     }

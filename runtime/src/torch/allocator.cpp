@@ -117,6 +117,13 @@ void set_owner(const at::DataPtr& bytes, uint32_t entry) {
   if (bytes.get() && is_ours(bytes)) header_of(bytes.get())->owner.store(entry, std::memory_order_relaxed);
 }
 
+bool is_absent(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_absent; }
+
+uint32_t owner_of(const at::DataPtr& bytes) {
+  if (is_absent(bytes)) return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(bytes.get_context()));
+  return bytes.get() && is_ours(bytes) ? header_of(bytes.get())->owner.load(std::memory_order_relaxed) : 0;
+}
+
 at::DataPtr absent_bytes(c10::Device device, uint32_t entry) {
   return {nowhere(), reinterpret_cast<void*>(static_cast<uintptr_t>(entry)), &free_absent, device};
 }

@@ -15,6 +15,10 @@ void install_allocator(void (*on_free)(uint32_t entry));
 bool is_ours(const at::DataPtr& bytes);
 // Names the entry to report when the bytes are freed; 0 for none.
 void set_owner(const at::DataPtr& bytes, uint32_t entry);
+// The entry that was named, for absent bytes too; 0 for none.
+uint32_t owner_of(const at::DataPtr& bytes);
+// Whether the pointer stands for bytes that are elsewhere.
+bool is_absent(const at::DataPtr& bytes);
 // A pointer that stands for bytes that are elsewhere. Reading it faults. When it is freed, `entry` is reported.
 at::DataPtr absent_bytes(c10::Device device, uint32_t entry);
 

@@ -313,7 +313,8 @@ impl Driver {
             Some(leader) if self.acts => self.programs[leader].wants_recipe(),
             _ => self.keeps_recipes,
         };
-        Wish { recipe, watch: recipe || self.recording.is_some() }
+        let watch = recipe || self.recording.is_some();
+        Wish { recipe, watch, times: watch || self.residency.events.is_on() }
     }
 
     /// An operator has run.

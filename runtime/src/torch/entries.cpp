@@ -2,9 +2,24 @@
 
 #include "allocator.h"
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 
 namespace plimsoll {
+namespace {
+
+using Guard = std::lock_guard<ShortLock>;
+
+// In a header: the storage stands beside the program, and its death is ours to decide.
+constexpr uint32_t kBeside = uint32_t{1} << 31;
+
+}  // namespace
+
+void ShortLock::lock() noexcept {
+  for (int tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries)
+    if (tries > 16) std::this_thread::yield();
+}
 
 Entries& entries() {
   static auto* table = new Entries();  // outlives every tensor
@@ -12,78 +27,110 @@ Entries& entries() {
 }
 
 Entries::Entry& Entries::at(PlimsollEntry entry) {
-  TORCH_CHECK(entry > 0 && entry <= entries_.size() && entries_[entry - 1].taken, "no storage has number ", entry);
-  return entries_[entry - 1];
+  TORCH_CHECK(entry > 0 && entry <= taken_numbers_ && slot(entry).storage.load(std::memory_order_relaxed),
+              "no storage has number ", entry);
+  return slot(entry);
 }
 
-PlimsollEntry Entries::add(c10::StorageImpl* storage) {
-  PlimsollEntry number;
-  if (vacant_.empty()) {
-    entries_.emplace_back();
-    number = static_cast<PlimsollEntry>(entries_.size());
-  } else {
-    number = vacant_.back();
+Entries::Extension& Entries::extension(PlimsollEntry entry) {
+  auto& extension = at(entry).extension;
+  if (!extension) extension = std::make_unique<Extension>();
+  return *extension;
+}
+
+PlimsollEntry Entries::named(const c10::StorageImpl& storage) const {
+  PlimsollEntry number = owner_of(storage.data_ptr()) & ~kBeside;
+  return number && slot(number).storage.load(std::memory_order_relaxed) == &storage ? number : 0;
+}
+
+PlimsollEntry Entries::next_number() {
+  if (!vacant_.empty()) {
+    PlimsollEntry number = vacant_.back();
     vacant_.pop_back();
+    return number;
   }
-  Entry& entry = entries_[number - 1];
-  entry.taken = true;
-  entry.storage = storage;
+  size_t chunk = taken_numbers_ / kChunk;
+  TORCH_CHECK(chunk < kChunks, "more than ", kChunk * kChunks, " storages are alive at once");
+  if (taken_numbers_ % kChunk == 0) chunks_[chunk].store(new Entry[kChunk], std::memory_order_release);
+  return static_cast<PlimsollEntry>(++taken_numbers_);
+}
+
+// Called with the lock held.
+PlimsollEntry Entries::add(c10::StorageImpl* storage, bool reports_death) {
+  PlimsollEntry number = next_number();
   c10::raw::weak_intrusive_ptr::incref(storage);
-  entry.weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage);
-  numbers_[storage] = number;
-  set_owner(storage->data_ptr(), number);
+  slot(number).storage.store(storage, std::memory_order_relaxed);
+  set_owner(storage->data_ptr(), reports_death ? number : number | kBeside);
+  if (owner_of(storage->data_ptr()) == 0) {
+    listed_[storage] = number;
+    slot(number).is_listed = true;
+  }
   return number;
 }
 
+void Entries::find_dead() {
+  Guard guard(mutex_);
+  for (auto one = listed_.begin(); one != listed_.end();) {
+    if (c10::raw::weak_intrusive_ptr::use_count(one->first) > 0) {
+      ++one;
+      continue;
+    }
+    slot(one->second).is_listed = false;
+    note_freed(one->second);
+    one = listed_.erase(one);
+  }
+}
+
 PlimsollEntry Entries::of(c10::StorageImpl* storage) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto found = numbers_.find(storage);
-  return found == numbers_.end() ? add(storage) : found->second;
+  if (PlimsollEntry number = named(*storage)) return number;
+  Guard guard(mutex_);
+  auto found = listed_.find(storage);
+  return found == listed_.end() ? add(storage, true) : found->second;
 }
 
 PlimsollEntry Entries::find(c10::StorageImpl* storage) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto found = numbers_.find(storage);
-  return found == numbers_.end() ? 0 : found->second;
+  if (PlimsollEntry number = named(*storage)) return number;
+  Guard guard(mutex_);
+  auto found = listed_.find(storage);
+  return found == listed_.end() ? 0 : found->second;
 }
 
 PlimsollEntry Entries::beside(Storage storage) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  PlimsollEntry number = add(storage.get());
-  set_owner(storage->data_ptr(), 0);  // its death is ours to decide
-  at(number).held = std::move(storage);
+  Guard guard(mutex_);
+  PlimsollEntry number = add(storage.get(), false);
+  extension(number).held = std::move(storage);
   return number;
 }
 
 Storage Entries::lock(PlimsollEntry entry) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  Storage storage = at(entry).weak.lock();
+  Guard guard(mutex_);
+  auto* storage = c10::raw::weak_intrusive_ptr::lock(at(entry).storage.load(std::memory_order_relaxed));
   TORCH_CHECK(storage, "the storage with number ", entry, " has died");
-  return storage;
+  return Storage::reclaim(storage);
 }
 
 void Entries::hold(PlimsollEntry entry) {
   Storage storage = lock(entry);
-  std::lock_guard<std::mutex> guard(mutex_);
-  at(entry).held = std::move(storage);
+  Guard guard(mutex_);
+  extension(entry).held = std::move(storage);
 }
 
 void Entries::unhold(PlimsollEntry entry) {
   Storage dying;  // outlives the lock: its bytes' deleter reports to this table
-  std::lock_guard<std::mutex> guard(mutex_);
-  dying = std::move(at(entry).held);
+  Guard guard(mutex_);
+  if (auto& extension = at(entry).extension) dying = std::move(extension->held);
 }
 
 bool Entries::is_orphan(PlimsollEntry entry) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  const Entry& kept = at(entry);
-  return kept.held && kept.held.use_count() == 1;
+  Guard guard(mutex_);
+  const auto& extension = at(entry).extension;
+  return extension && extension->held && extension->held.use_count() == 1;
 }
 
 void* Entries::park(PlimsollEntry entry) {
   Storage storage = lock(entry);
-  std::lock_guard<std::mutex> guard(mutex_);
-  Entry& kept = at(entry);
+  Guard guard(mutex_);
+  Extension& kept = extension(entry);
   TORCH_CHECK(!kept.parked, "the bytes of storage ", entry, " are parked already");
   set_owner(storage->data_ptr(), 0);
   kept.parked = storage->set_data_ptr(absent_bytes(storage->device(), entry));
@@ -93,17 +140,17 @@ void* Entries::park(PlimsollEntry entry) {
 void Entries::unpark(PlimsollEntry entry) {
   Storage storage = lock(entry);
   at::DataPtr absent;  // freed without its owner's report
-  std::lock_guard<std::mutex> guard(mutex_);
-  Entry& kept = at(entry);
+  Guard guard(mutex_);
+  Extension& kept = extension(entry);
   TORCH_CHECK(kept.parked, "storage ", entry, " has no bytes parked");
   set_owner(kept.parked, entry);
-  absent = storage->set_data_ptr(take_parked(kept));
+  absent = storage->set_data_ptr(take_parked(at(entry)));
   absent.release_context();
 }
 
 void Entries::release(PlimsollEntry entry) {
   at::DataPtr bytes;
-  std::lock_guard<std::mutex> guard(mutex_);
+  Guard guard(mutex_);
   bytes = take_parked(at(entry));
 }
 
@@ -111,8 +158,8 @@ void* Entries::allocate(PlimsollEntry entry) {
   Storage storage = lock(entry);
   auto* allocator = storage->allocator() ? storage->allocator() : c10::GetAllocator(storage->device_type());
   at::DataPtr bytes = allocator->allocate(storage->nbytes());
-  std::lock_guard<std::mutex> guard(mutex_);
-  Entry& kept = at(entry);
+  Guard guard(mutex_);
+  Extension& kept = extension(entry);
   TORCH_CHECK(!kept.parked, "storage ", entry, " has bytes parked already");
   kept.parked = std::move(bytes);
   return kept.parked.get();
@@ -123,7 +170,7 @@ void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
   Storage source = lock(from);
   at::DataPtr absent;
   {
-    std::lock_guard<std::mutex> guard(mutex_);
+    Guard guard(mutex_);
     TORCH_CHECK(source->nbytes() == target->nbytes(), "a rerun made ", source->nbytes(), " bytes for a storage of ",
                 target->nbytes());
     at::DataPtr bytes = source->set_data_ptr(at::DataPtr(nullptr, source->device()));
@@ -136,31 +183,29 @@ void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
 
 void Entries::discard(PlimsollEntry entry) {
   Storage dying;
-  std::lock_guard<std::mutex> guard(mutex_);
-  dying = std::move(at(entry).held);
+  Guard guard(mutex_);
+  if (auto& extension = at(entry).extension) dying = std::move(extension->held);
   clear(entry);
 }
 
 // A DataPtr that was moved from still looks taken.
 at::DataPtr Entries::take_parked(Entry& entry) {
-  at::DataPtr bytes = std::move(entry.parked);
-  entry.parked = at::DataPtr();
+  if (!entry.extension) return {};
+  at::DataPtr bytes = std::move(entry.extension->parked);
+  entry.extension->parked = at::DataPtr();
   return bytes;
 }
 
 void Entries::clear(PlimsollEntry entry) {
   Entry& kept = at(entry);
-  numbers_.erase(kept.storage);
-  kept.storage = nullptr;
-  kept.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(Storage());
-  kept.watched.reset();
-  kept.taken = false;
+  auto* storage = kept.storage.exchange(nullptr, std::memory_order_relaxed);
+  if (std::exchange(kept.is_listed, false)) listed_.erase(storage);
+  if (kept.extension && kept.extension->watched) watched_.fetch_sub(1, std::memory_order_relaxed);
+  kept.extension.reset();
+  c10::raw::weak_intrusive_ptr::decref(storage);
   vacant_.push_back(entry);
 }
 
-namespace {
-
-// Tells bytes apart that were filled in from bytes that were not; not for adversaries.
 uint64_t digest(const c10::StorageImpl& storage) {
   const auto* bytes = static_cast<const uint8_t*>(storage.data());
   uint64_t hash = 0xcbf29ce484222325;
@@ -173,39 +218,60 @@ uint64_t digest(const c10::StorageImpl& storage) {
   return hash;
 }
 
-}  // namespace
-
 void Entries::watch(PlimsollEntry entry, const c10::StorageImpl& storage) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  at(entry).watched = digest(storage);
+  uint64_t held = digest(storage);
+  Guard guard(mutex_);
+  auto& watched = extension(entry).watched;
+  if (!watched) watched_.fetch_add(1, std::memory_order_relaxed);
+  watched = held;
 }
 
 bool Entries::has_changed(PlimsollEntry entry, const c10::StorageImpl& storage) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  auto& watched = at(entry).watched;
-  bool changed = watched && *watched != digest(storage);
-  watched.reset();
-  return changed;
+  if (watched_.load(std::memory_order_relaxed) == 0) return false;
+  std::optional<uint64_t> watched;
+  {
+    Guard guard(mutex_);
+    if (auto& extension = at(entry).extension) watched.swap(extension->watched);
+    if (watched) watched_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return watched && *watched != digest(storage);
 }
 
 void Entries::note_freed(PlimsollEntry entry) {
-  std::lock_guard<std::mutex> guard(freed_mutex_);
+  if (entry & kBeside) return;
+  Guard guard(freed_mutex_);
   freed_.push_back(entry);
+  freed_count_.store(freed_.size(), std::memory_order_release);
 }
 
 size_t Entries::take_freed(PlimsollEntry* out, size_t capacity) {
-  std::lock_guard<std::mutex> guard(freed_mutex_);
+  if (freed_count_.load(std::memory_order_acquire) == 0) return 0;
+  Guard guard(freed_mutex_);
   size_t count = std::min(capacity, freed_.size());
   std::copy(freed_.begin(), freed_.begin() + count, out);
-  freed_.erase(freed_.begin(), freed_.begin() + count);
+  if (count == freed_.size()) {
+    freed_.clear();
+  } else {
+    freed_.erase(freed_.begin(), freed_.begin() + count);
+  }
+  freed_count_.store(freed_.size(), std::memory_order_release);
   return count;
 }
 
 void Entries::forget(PlimsollEntry entry) {
   at::DataPtr bytes;
-  std::lock_guard<std::mutex> guard(mutex_);
+  Guard guard(mutex_);
   bytes = take_parked(at(entry));
   clear(entry);
+}
+
+size_t Entries::bytes() {
+  Guard guard(mutex_);
+  size_t bytes = (taken_numbers_ + kChunk - 1) / kChunk * kChunk * sizeof(Entry);
+  bytes += vacant_.capacity() * sizeof(PlimsollEntry);
+  bytes += listed_.size() * (sizeof(void*) * 4) + listed_.bucket_count() * sizeof(void*);
+  for (PlimsollEntry entry = 1; entry <= taken_numbers_; ++entry) bytes += slot(entry).extension ? sizeof(Extension) : 0;
+  return bytes;
 }
 
 }  // namespace plimsoll

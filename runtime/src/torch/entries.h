@@ -1,6 +1,7 @@
 // The storages that intercepted operators have seen, each under a small number.
 //
-// One mutex guards the table. No function here runs an operator or calls into Rust.
+// An allocation of ours carries the number of its storage in its header, so the table is not searched on the way of an
+// operator. One lock guards the table. No function here runs an operator or calls into Rust.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -8,7 +9,8 @@
 
 #include "shim.h"
 
-#include <deque>
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -17,6 +19,19 @@
 namespace plimsoll {
 
 using Storage = c10::intrusive_ptr<c10::StorageImpl>;
+
+// What a storage holds, in 64 bits. Tells bytes apart that were changed from bytes that were not; not for adversaries.
+uint64_t digest(const c10::StorageImpl& storage);
+
+// A lock that is held for some tens of instructions.
+class ShortLock {
+ public:
+  void lock() noexcept;
+  void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
 
 class Entries {
  public:
@@ -48,30 +63,51 @@ class Entries {
 
   // The storage of an entry has died: its bytes, or what stood for them, were freed.
   void note_freed(PlimsollEntry entry);
+  // Notes the storages that died without a report: those whose bytes are not ours. Between iterations, so that it does
+  // not depend on the table when an iteration learns of it.
+  void find_dead();
   size_t take_freed(PlimsollEntry* out, size_t capacity);
   void forget(PlimsollEntry entry);
 
+  // Bytes that the table takes.
+  size_t bytes();
+
  private:
-  struct Entry {
-    c10::StorageImpl* storage = nullptr;
-    c10::weak_intrusive_ptr<c10::StorageImpl> weak;
+  // What few entries have.
+  struct Extension {
     Storage held;
     at::DataPtr parked;
     std::optional<uint64_t> watched;  // digest of the bytes
-    bool taken = false;
-    Entry() : weak(Storage()) {}
   };
 
+  struct Entry {
+    std::atomic<c10::StorageImpl*> storage{nullptr};  // a weak reference; null where the number is free
+    std::unique_ptr<Extension> extension;
+    bool is_listed = false;  // in `listed_`
+  };
+
+  static constexpr size_t kChunk = 1024;
+  static constexpr size_t kChunks = size_t{1} << 14;
+
+  Entry& slot(PlimsollEntry entry) const { return chunks_[(entry - 1) / kChunk].load(std::memory_order_acquire)[(entry - 1) % kChunk]; }
   Entry& at(PlimsollEntry entry);
-  PlimsollEntry add(c10::StorageImpl* storage);
+  Extension& extension(PlimsollEntry entry);
+  // The number in the header of the storage's bytes, if they still belong to that storage; else 0.
+  PlimsollEntry named(const c10::StorageImpl& storage) const;
+  PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
+  PlimsollEntry next_number();
   void clear(PlimsollEntry entry);
   static at::DataPtr take_parked(Entry& entry);
 
-  std::mutex mutex_;
-  std::mutex freed_mutex_;
-  std::deque<Entry> entries_;
+  mutable std::atomic<Entry*> chunks_[kChunks] = {};
+  size_t taken_numbers_ = 0;
+  ShortLock mutex_;
   std::vector<PlimsollEntry> vacant_;
-  std::unordered_map<c10::StorageImpl*, PlimsollEntry> numbers_;
+  // Storages whose bytes have no header of ours: foreign ones, and empty ones.
+  std::unordered_map<c10::StorageImpl*, PlimsollEntry> listed_;
+  std::atomic<size_t> watched_{0};
+  ShortLock freed_mutex_;
+  std::atomic<size_t> freed_count_{0};
   std::vector<PlimsollEntry> freed_;
 };
 

@@ -59,6 +59,10 @@ impl Events {
         self.origin.get_or_insert_with(Instant::now);
     }
 
+    pub(crate) fn is_on(&self) -> bool {
+        self.origin.is_some()
+    }
+
     fn at_ns(&self, moment: Instant) -> u64 {
         self.origin.map_or(0, |origin| moment.saturating_duration_since(origin).as_nanos() as u64)
     }

@@ -6,15 +6,25 @@
 #include "recipe.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/max_pool1d_native.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <unordered_set>
 
 namespace plimsoll {
 
@@ -24,24 +34,61 @@ namespace {
 
 PlimsollCallbacks callbacks;
 
-// Operator facts by dispatcher entry. Operators run one at a time per session, and the autograd engine's threads
-// take turns with the one that waits for them, but programs may have several threads of their own.
+// Operator facts by dispatcher entry: found without a lock, written under one.
 class FactsTable {
  public:
   const OperatorFacts& of(const c10::OperatorHandle& handle) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto& facts = table_[handle.operator_name()];
-    if (!facts) {
-      facts = std::make_unique<OperatorFacts>(handle);
-      facts->name = static_cast<uint32_t>(table_.size() - 1);
-      callbacks.name(facts->name, facts->text.c_str());
+    // It stays where it is for as long as the operator is registered.
+    const c10::OperatorName* key = &handle.operator_name();
+    const Table& table = *table_.load(std::memory_order_acquire);
+    for (size_t place = start(key, table);; ++place) {
+      const OperatorFacts* facts = table.places[place & (table.size - 1)].load(std::memory_order_acquire);
+      if (!facts) return add(handle, key);
+      if (facts->key == key) return *facts;
     }
-    return *facts;
   }
 
  private:
+  struct Table {
+    explicit Table(size_t places_count) : size(places_count), places(new std::atomic<const OperatorFacts*>[places_count]()) {}
+    size_t size;  // a power of two
+    std::unique_ptr<std::atomic<const OperatorFacts*>[]> places;
+  };
+
+  static size_t start(const void* key, const Table& table) {
+    return (reinterpret_cast<uintptr_t>(key) * 0x9e3779b97f4a7c15 >> 32) & (table.size - 1);
+  }
+
+  static void place(Table& table, const OperatorFacts* facts) {
+    size_t place = start(facts->key, table);
+    while (table.places[place & (table.size - 1)].load(std::memory_order_relaxed)) ++place;
+    table.places[place & (table.size - 1)].store(facts, std::memory_order_release);
+  }
+
+  const OperatorFacts& add(const c10::OperatorHandle& handle, const c10::OperatorName* key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& known : facts_)
+      if (known->key == key) return *known;  // another thread came first
+    facts_.push_back(std::make_unique<OperatorFacts>(handle));
+    OperatorFacts& facts = *facts_.back();
+    facts.name = static_cast<uint32_t>(facts_.size() - 1);
+    facts.key = key;
+    callbacks.name(facts.name, facts.text.c_str());
+    Table* table = table_.load(std::memory_order_relaxed);
+    if (2 * facts_.size() > table->size) {
+      // Readers may be in the old table: it is left to them.
+      auto* larger = new Table(2 * table->size);
+      for (const auto& known : facts_) place(*larger, known.get());
+      table_.store(larger, std::memory_order_release);
+    } else {
+      place(*table, &facts);
+    }
+    return facts;
+  }
+
   std::mutex mutex_;
-  std::unordered_map<c10::OperatorName, std::unique_ptr<OperatorFacts>> table_;
+  std::vector<std::unique_ptr<OperatorFacts>> facts_;
+  std::atomic<Table*> table_{new Table(1024)};
 };
 
 FactsTable& facts_table() {
@@ -64,6 +111,59 @@ bool covers_storage(const c10::TensorImpl* tensor) {
          tensor->numel() * tensor->itemsize() == storage.nbytes();
 }
 
+// Looks for operators that do what their schema does not say.
+class Search {
+ public:
+  std::atomic<bool> on{false};
+
+  void found(std::string what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (known_.insert(what).second) found_.push_back(std::move(what));
+  }
+
+  std::vector<std::string> take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known_.clear();
+    return std::exchange(found_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<std::string> known_;
+  std::vector<std::string> found_;
+};
+
+Search& search() {
+  static auto* search = new Search();
+  return *search;
+}
+
+uint64_t generator_digest() {
+  Uncounted uncounted;
+  at::Generator generator = at::globalContext().defaultGenerator(c10::kCPU);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return digest(*generator.get_state().storage().unsafeGetStorageImpl());
+}
+
+// Where to find a storage among those that an operator has used already: they are few, or else they are indexed.
+class Seen {
+ public:
+  // The place of `storage` in `storages`, or their number.
+  size_t find(c10::StorageImpl* storage, c10::ArrayRef<c10::StorageImpl*> storages) {
+    if (storages.size() < kFew)
+      return static_cast<size_t>(std::find(storages.begin(), storages.end(), storage) - storages.begin());
+    if (!places_) places_ = std::make_unique<Places>();
+    for (size_t index = places_->size(); index < storages.size(); ++index) places_->emplace(storages[index], index);
+    auto found = places_->find(storage);
+    return found == places_->end() ? storages.size() : found->second;
+  }
+
+ private:
+  static constexpr size_t kFew = 24;
+  using Places = ska::flat_hash_map<c10::StorageImpl*, size_t>;
+  std::unique_ptr<Places> places_;
+};
+
 // One intercepted call: what it reads and writes, and its recipe where one is wanted. `run` reads as the algorithm.
 class Call {
  public:
@@ -75,19 +175,28 @@ class Call {
     PlimsollOperator event = describe();
     int32_t answer = callbacks.before(&event);
     TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
-    bool wants_recipe = answer & PLIMSOLL_RECIPE, wants_watch = answer & PLIMSOLL_WATCH;
-    std::unique_ptr<Recipe> recipe = wants_recipe && !not_replayable_ ? record() : nullptr;
+    bool wants_times = answer & PLIMSOLL_TIMES, searches = search().on.load(std::memory_order_relaxed);
+    OwnedRecipe recipe;
+    if ((answer & PLIMSOLL_RECIPE) && !not_replayable_)
+      recipe = Recipe::record(facts_, keys_, arguments_, storages_, accesses_);
+    std::vector<uint64_t> digests;
+    std::vector<Storage> searched;  // the operator may hold the last reference to its input
+    if (searches) {
+      for (auto* storage : storages_) searched.push_back(Storage::reclaim_copy(storage));
+      digests = digest_inputs();
+    }
     try {
       reset_operator_peak();
-      event.start_ns = now_ns();
+      if (wants_times) event.start_ns = now_ns();
       facts_.handle.redispatchBoxed(keys_, stack_);
-      event.end_ns = now_ns();
+      if (wants_times) event.end_ns = now_ns();
       event.peak_bytes = operator_peak_bytes();
     } catch (...) {
       callbacks.failed();
       throw;
     }
-    find_created(wants_watch && facts_.is_factory);
+    if (searches) compare_inputs(digests);
+    find_created((answer & PLIMSOLL_WATCH) && facts_.is_factory);
     event.created = created_.data();
     event.created_count = created_.size();
     event.not_replayable = not_replayable_;
@@ -96,22 +205,18 @@ class Call {
   }
 
  private:
-  // Calls `visit(tensor or null, argument)` for every tensor argument, list elements included, in order.
+  // Calls `visit(tensor, argument)` for every tensor argument, list elements included, in order.
   template <class Visit>
   void each_tensor(Visit visit) {
-    for (size_t index = 0; index < facts_.arguments.size(); ++index) each_tensor_of(index, visit);
-  }
-
-  template <class Visit>
-  void each_tensor_of(size_t index, Visit visit) {
-    const Argument& argument = facts_.arguments[index];
-    const c10::IValue& value = arguments_[index];
-    if (argument.kind == Argument::Value || value.isNone()) return;
-    if (value.isTensor()) {
-      visit(value.unsafeToTensorImpl(), argument);
-    } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef())
-        if (element.isTensor()) visit(element.unsafeToTensorImpl(), argument);
+    for (size_t index : facts_.tensor_arguments) {
+      const Argument& argument = facts_.arguments[index];
+      const c10::IValue& value = arguments_[index];
+      if (value.isTensor()) {
+        visit(value.unsafeToTensorImpl(), argument);
+      } else if (value.isList()) {
+        for (const c10::IValue& element : value.toListRef())
+          if (element.isTensor()) visit(element.unsafeToTensorImpl(), argument);
+      }
     }
   }
 
@@ -124,19 +229,21 @@ class Call {
     not_replayable_ = facts_.not_replayable;
     each_tensor([&](c10::TensorImpl* tensor, const Argument& argument) {
       if (tensor == c10::UndefinedTensorImpl::singleton() || tensor->is_wrapped_number()) return;
-      if (!has_plain_storage(tensor)) {
+      bool plain = has_plain_storage(tensor);
+      if (!plain) {
         not_replayable_ = "an input has no plain storage";
         if (!tensor->has_storage()) return;
       }
       if (facts_.reads_shape_only) return;
-      access(tensor, argument);
+      access(tensor, argument, plain);
     });
+    if (!facts_.writes) return;
     size_t written = 0;
     for (const auto& access : accesses_) written += access.mode == PLIMSOLL_WRITE || access.mode == PLIMSOLL_OVERWRITE;
     if (written > 1) not_replayable_ = "writes several storages at once";
   }
 
-  void access(c10::TensorImpl* tensor, const Argument& argument) {
+  void access(c10::TensorImpl* tensor, const Argument& argument, bool plain) {
     c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
     uint32_t mode = PLIMSOLL_READ;
     if (argument.is_running_statistic && writes_statistics()) {
@@ -145,28 +252,27 @@ class Call {
     } else if (argument.is_written) {
       mode = argument.is_overwritten && covers_storage(tensor) ? PLIMSOLL_OVERWRITE : PLIMSOLL_WRITE;
     }
-    for (size_t index = 0; index < storages_.size(); ++index) {
-      if (storages_[index] != storage) continue;
+    const char* locked = plain ? nullptr : "not a plain strided tensor";
+    size_t index = seen_.find(storage, storages_);
+    if (index < storages_.size()) {
       // Read here and written there, or overwritten: what it held matters.
       uint32_t& seen = accesses_[index].mode;
       if (seen != mode && seen != PLIMSOLL_SIDE_EFFECT && mode != PLIMSOLL_SIDE_EFFECT) seen = PLIMSOLL_WRITE;
+      if (locked) accesses_[index].locked = locked;
       return;
     }
-    const char* locked = nullptr;
-    if (!is_ours(storage->data_ptr()) && storage->data_ptr().get() && !is_absent(storage)) {
-      locked = "not allocated by libtorch's allocator";
-    } else if (!has_plain_storage(tensor)) {
-      locked = "not a plain strided tensor";
-    }
+    bool absent = is_absent(storage->data_ptr());
+    bool foreign = !absent && is_foreign(*storage);
+    if (foreign) locked = "not allocated by libtorch's allocator";
     PlimsollEntry entry = entries().of(storage);
-    uint32_t filled = !is_absent(storage) && entries().has_changed(entry, *storage);
+    uint32_t filled = !absent && entries().has_changed(entry, *storage);
     storages_.push_back(storage);
-    accesses_.push_back({entry, mode, storage->nbytes(), locked, filled});
+    // Bytes that our allocator does not count count nowhere.
+    accesses_.push_back({entry, mode, foreign ? 0 : storage->nbytes(), locked, filled});
   }
 
-  static bool is_absent(c10::StorageImpl* storage) {
-    static const auto deleter = absent_bytes(c10::Device(c10::kCPU), 0).get_deleter();
-    return storage->data_ptr().get_deleter() == deleter;
+  static bool is_foreign(const c10::StorageImpl& storage) {
+    return !is_ours(storage.data_ptr()) && storage.data_ptr().get();
   }
 
   PlimsollOperator describe() const {
@@ -174,87 +280,38 @@ class Call {
             nullptr, 0,       0,       0};
   }
 
-  std::unique_ptr<Recipe> record() {
-    auto recipe = std::make_unique<Recipe>();
-    recipe->facts = &facts_;
-    recipe->keys = keys_;
-    recipe->grad_mode = c10::GradMode::is_enabled();
-    recipe->threads = at::get_num_threads();
-    for (size_t index = 0; index < accesses_.size(); ++index)
-      recipe->accesses.push_back(
-          {static_cast<PlimsollMode>(accesses_[index].mode), storages_[index]->nbytes(), storages_[index]->device()});
-    for (size_t index = 0; index < facts_.arguments.size(); ++index) recipe->arguments.push_back(record_argument(index));
-    if (facts_.is_random) record_generator(*recipe);
-    return recipe;
+  std::vector<uint64_t> digest_inputs() const {
+    std::vector<uint64_t> digests{generator_digest()};
+    for (auto* storage : storages_) digests.push_back(is_absent(storage->data_ptr()) ? 0 : digest(*storage));
+    return digests;
   }
 
-  ArgumentRecord record_argument(size_t index) {
-    ArgumentRecord record;
-    const c10::IValue& value = arguments_[index];
-    if (facts_.arguments[index].kind == Argument::Value) {
-      record.value = value;
-    } else if (value.isList()) {
-      record.is_list = true;
-      record.is_optional_list = !value.isTensorList();
-      for (const c10::IValue& element : value.toListRef()) record.tensors.push_back(record_tensor(element));
-    } else {
-      record.tensors.push_back(record_tensor(value));
+  void compare_inputs(const std::vector<uint64_t>& before) {
+    auto now = digest_inputs();
+    if (now[0] != before[0] && !facts_.is_random)
+      search().found(facts_.text + " draws random numbers, and its schema does not say so");
+    for (size_t index = 0; index < accesses_.size(); ++index) {
+      if (accesses_[index].mode != PLIMSOLL_READ || now[1 + index] == before[1 + index]) continue;
+      search().found(facts_.text + " writes its input " + std::to_string(index) + ", and its schema does not say so");
     }
-    return record;
-  }
-
-  TensorRecord record_tensor(const c10::IValue& value) {
-    TensorRecord record;
-    if (!value.isTensor()) return record;
-    const at::Tensor& tensor = value.toTensor();
-    if (!tensor.defined()) {
-      record.kind = TensorRecord::Undefined;
-      return record;
-    }
-    auto* impl = tensor.unsafeGetTensorImpl();
-    record.type = impl->dtype();
-    if (impl->is_wrapped_number()) {
-      record.kind = TensorRecord::Number;
-      record.number = tensor.item();
-      return record;
-    }
-    if (facts_.reads_shape_only) {
-      record.kind = TensorRecord::Shape;
-      record.device = impl->device();
-    } else {
-      record.kind = TensorRecord::View;
-      auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-      record.access = static_cast<uint32_t>(std::find(storages_.begin(), storages_.end(), storage) - storages_.begin());
-    }
-    record.keys = impl->key_set();
-    record.offset = impl->storage_offset();
-    record.sizes.assign(impl->sizes().begin(), impl->sizes().end());
-    record.strides.assign(impl->strides().begin(), impl->strides().end());
-    return record;
-  }
-
-  void record_generator(Recipe& recipe) {
-    int index = facts_.generator_argument;
-    c10::Device device = storages_.empty() ? c10::Device(c10::kCPU) : storages_[0]->device();
-    recipe.generator = index >= 0 && arguments_[index].isGenerator() ? arguments_[index].toGenerator()
-                                                                     : at::globalContext().defaultGenerator(device);
-    Uncounted uncounted;
-    std::lock_guard<std::mutex> lock(recipe.generator->mutex());
-    recipe.generator_state = recipe.generator->get_state();
   }
 
   void find_created(bool watch) {
-    std::vector<Storage> created;
+    c10::SmallVector<c10::StorageImpl*, 8> created;
     bool plain = collect_created(stack_->data() + (stack_->size() - facts_.returns), facts_.returns, storages_, created);
-    if (!plain) not_replayable_ = "a result has no plain storage";
-    for (const auto& storage : created) {
-      const char* locked = !plain ? "made by an operator with a result of no plain storage"
-                           : !is_ours(storage->data_ptr()) && storage->data_ptr().get()
-                               ? "not allocated by libtorch's allocator"
-                               : nullptr;
-      PlimsollEntry entry = entries().of(storage.get());
+    if (!plain) {
+      not_replayable_ = "a result has no plain storage";
+      // The result may hold them where no operator says so.
+      for (auto& access : accesses_) access.locked = "used by an operator with a result of no plain storage";
+    }
+    for (auto* storage : created) {
+      bool foreign = is_foreign(*storage);
+      const char* locked = !plain    ? "made by an operator with a result of no plain storage"
+                           : foreign ? "not allocated by libtorch's allocator"
+                                     : nullptr;
+      PlimsollEntry entry = entries().of(storage);
       if (watch) entries().watch(entry, *storage);
-      created_.push_back({entry, storage->nbytes(), locked});
+      created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});
     }
   }
 
@@ -263,9 +320,10 @@ class Call {
   torch::jit::Stack* stack_;
   const c10::IValue* arguments_;
   const char* not_replayable_ = nullptr;
-  std::vector<c10::StorageImpl*> storages_;
-  std::vector<PlimsollAccess> accesses_;
-  std::vector<PlimsollCreated> created_;
+  Seen seen_;
+  c10::SmallVector<c10::StorageImpl*, 8> storages_;
+  c10::SmallVector<PlimsollAccess, 8> accesses_;
+  c10::SmallVector<PlimsollCreated, 4> created_;
 };
 
 void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -283,6 +341,26 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
 TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
 }
+
+// A composite that reads bytes itself where no gradient is wanted, above the interceptor. There it is made one operator.
+at::Tensor max_pool1d(const at::Tensor& input, at::IntArrayRef size, at::IntArrayRef stride, at::IntArrayRef padding,
+                      at::IntArrayRef dilation, bool ceil_mode) {
+  bool reads_bytes = !(input.requires_grad() && c10::GradMode::is_enabled());
+  if (!reads_bytes || !c10::impl::tls_is_dispatch_key_included(kInterceptorKey))
+    return at::native::max_pool1d(input, size, stride, padding, dilation, ceil_mode);
+  static auto as_one = c10::Dispatcher::singleton()
+                           .findSchemaOrThrow("plimsoll::max_pool1d", "")
+                           .typed<at::Tensor(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
+                                             at::IntArrayRef, bool)>();
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return as_one.call(input, size, stride, padding, dilation, ceil_mode);
+}
+
+TORCH_LIBRARY(plimsoll, library) {
+  library.def("max_pool1d(Tensor input, int[] size, int[] stride, int[] padding, int[] dilation, bool ceil_mode) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("max_pool1d", &max_pool1d); }
 
 // Views and composites cost nothing: they fall through to their own kernels.
 void register_fallthroughs() {
@@ -306,8 +384,12 @@ bool has_plain_storage(const c10::TensorImpl* tensor) {
   return tensor->has_storage() && !tensor->key_set().has_any(odd);
 }
 
+void hash_inputs(bool on) { search().on = on; }
+std::vector<std::string> take_undeclared() { return search().take(); }
+
 void install_interceptor(const PlimsollCallbacks& given) {
   callbacks = given;
+  if (const char* wanted = std::getenv("PLIMSOLL_HASH_INPUTS")) hash_inputs(std::string(wanted) == "1");
   register_fallthroughs();
 }
 

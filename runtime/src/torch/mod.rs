@@ -4,6 +4,7 @@
 //! Mechanism that only C++ can reach stands in the shim beside this file; every decision is made in Rust.
 
 mod ancestry;
+pub mod census;
 pub mod copy;
 mod driver;
 mod events;
@@ -19,6 +20,7 @@ pub mod runtime;
 pub mod session;
 mod shim;
 
+pub use census::{Census, Tally};
 pub use copy::{CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine};
 pub use executor::Executor;
 pub use recorder::{RecordError, Recorder};

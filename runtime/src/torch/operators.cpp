@@ -21,6 +21,9 @@ const Names kResizing = {"resize_", "resize_as_", "set_", "resize_output_"};
 const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",      "miopen_batch_norm",
                           "_native_batch_norm_legit", "_batch_norm_with_update"};
 
+// Composites that read bytes themselves, where no operator that they call does.
+const Names kReadingComposites = {"max_pool1d"};
+
 c10::TypePtr without_optional(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::OptionalType ? type->expect<c10::OptionalType>()->getElementType() : type;
 }
@@ -58,7 +61,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   returns = schema.returns().size();
 
   bool is_batch_norm = kBatchNorm.count(bare) > 0;
-  bool foreign = space != "aten" && space != "prims";
+  bool foreign = space != "aten" && space != "prims" && space != "plimsoll";
   bool hides_writes = space == "c10d" || space == "_c10d_functional";
   bool opaque = false;
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
@@ -76,6 +79,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     writes |= argument.is_written;
     if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);
     if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
+    if (argument.kind != Argument::Value) tensor_arguments.push_back(index);
     arguments.push_back(argument);
   }
   if (bare == "mkldnn_rnn_layer_backward") {  // oneDNN writes its workspace
@@ -84,7 +88,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
 
   bool is_view = kUndeclaredViews.count(bare) > 0;
   for (const auto& result : schema.returns()) is_view |= result.alias_info() && !result.alias_info()->isWrite();
-  bool is_composite = handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+  bool is_composite = !kReadingComposites.count(bare) && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   is_transparent = is_composite || (is_view && !writes);
   is_random = handle.hasTag(at::Tag::nondeterministic_seeded);

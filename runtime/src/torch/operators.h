@@ -25,8 +25,10 @@ struct Argument {
 struct OperatorFacts {
   c10::OperatorHandle handle;
   uint32_t name = 0;
+  const c10::OperatorName* key = nullptr;  // by which the interceptor finds these facts
   std::string text;
   std::vector<Argument> arguments;
+  std::vector<size_t> tensor_arguments;  // those of another kind than Value
   size_t returns = 0;
   int training_argument = -1;    // batch-norm: the flag that makes it write its statistics; -1 where it always does
   int generator_argument = -1;

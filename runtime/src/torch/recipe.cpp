@@ -6,9 +6,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <cstring>
+#include <new>
 
 namespace plimsoll {
 namespace {
@@ -20,10 +23,248 @@ const c10::DispatchKeySet kAboveBackend =
                          c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                          c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 
+// The key sets that tensors have: a few dozen in a program, each under a small number.
+class KeySets {
+ public:
+  uint16_t number(c10::DispatchKeySet keys) {
+    size_t known = count_.load(std::memory_order_acquire);
+    for (size_t index = 0; index < known; ++index)
+      if (sets_[index] == keys) return static_cast<uint16_t>(index);
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (known = 0; known < count_.load(std::memory_order_relaxed); ++known)
+      if (sets_[known] == keys) return static_cast<uint16_t>(known);
+    TORCH_CHECK(known < kMost, "tensors have more than ", kMost, " kinds of dispatch keys");
+    sets_[known] = keys;
+    count_.store(known + 1, std::memory_order_release);
+    return static_cast<uint16_t>(known);
+  }
+  c10::DispatchKeySet set(uint16_t number) const { return sets_[number]; }
+
+ private:
+  static constexpr size_t kMost = 4096;
+  c10::DispatchKeySet sets_[kMost];
+  std::atomic<size_t> count_{0};
+  std::mutex mutex_;
+};
+
+KeySets& key_sets() {
+  static auto* sets = new KeySets();
+  return *sets;
+}
+
+enum Kind : uint64_t {
+  Nothing,       // an optional tensor that is not given
+  Undefined,     // a tensor that is not defined
+  Number,        // a number that was wrapped as a tensor: the next value
+  Shape,         // a tensor of which only the shape is read; the device follows
+  View,          // of the storage of an access
+  List,          // as many tensors follow as `access` says
+  OptionalList,  // as many optional tensors follow
+};
+
+// Before the sizes of a tensor, and its strides and offset where it is not contiguous.
+struct Head {
+  uint64_t kind : 3;
+  uint64_t is_contiguous : 1;
+  uint64_t dims : 12;
+  uint64_t type : 8;   // c10::ScalarType
+  uint64_t keys : 12;  // in the table of key sets
+  uint64_t access : 28;
+};
+static_assert(sizeof(Head) == sizeof(uint64_t));
+
+uint64_t as_word(const Head& head) {
+  uint64_t word;
+  std::memcpy(&word, &head, sizeof word);
+  return word;
+}
+
+// Row-major. Strides of dimensions of size one matter too: kernels read memory formats from them.
+c10::SmallVector<int64_t, 8> plain_strides(c10::IntArrayRef sizes) {
+  c10::SmallVector<int64_t, 8> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t dim = sizes.size(); dim-- > 0; stride *= std::max<int64_t>(sizes[dim], 1)) strides[dim] = stride;
+  return strides;
+}
+
+bool is_plain(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  int64_t stride = 1;
+  for (size_t dim = sizes.size(); dim-- > 0; stride *= std::max<int64_t>(sizes[dim], 1))
+    if (strides[dim] != stride) return false;
+  return true;
+}
+
+at::Scalar number_in(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu() && tensor.dim() == 0) {
+    switch (tensor.scalar_type()) {
+      case at::kDouble: return *static_cast<const double*>(tensor.const_data_ptr());
+      case at::kLong: return *static_cast<const int64_t*>(tensor.const_data_ptr());
+      case at::kBool: return *static_cast<const bool*>(tensor.const_data_ptr());
+      default: break;
+    }
+  }
+  return tensor.item();
+}
+
+// Writes down the arguments of one operator.
+class Recording {
+ public:
+  Recording(const OperatorFacts& facts, c10::ArrayRef<c10::StorageImpl*> storages) : facts_(facts), storages_(storages) {}
+
+  void argument(const Argument& argument, const c10::IValue& value) {
+    if (argument.kind == Argument::Value) {
+      values.push_back(value);
+    } else if (value.isList()) {
+      auto elements = value.toListRef();
+      head({value.isTensorList() ? List : OptionalList, 0, 0, 0, 0, elements.size()});
+      for (const c10::IValue& element : elements) tensor(element);
+    } else {
+      tensor(value);
+    }
+  }
+
+  void generator(const c10::IValue* arguments) {
+    int index = facts_.generator_argument;
+    c10::Device device = storages_.empty() ? c10::Device(c10::kCPU) : storages_[0]->device();
+    at::Generator generator = index >= 0 && arguments[index].isGenerator() ? arguments[index].toGenerator()
+                                                                           : at::globalContext().defaultGenerator(device);
+    Uncounted uncounted;
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    values.emplace_back(generator);
+    values.emplace_back(generator.get_state());
+  }
+
+  c10::SmallVector<c10::IValue, 8> values;
+  c10::SmallVector<uint64_t, 48> words;
+
+ private:
+  void head(const Head& head) { words.push_back(as_word(head)); }
+
+  void tensor(const c10::IValue& value) {
+    if (!value.isTensor()) return head({Nothing, 0, 0, 0, 0, 0});
+    auto* tensor = value.unsafeToTensorImpl();
+    if (tensor == c10::UndefinedTensorImpl::singleton()) return head({Undefined, 0, 0, 0, 0, 0});
+    auto type = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor->dtype()));
+    if (tensor->is_wrapped_number()) {
+      values.emplace_back(number_in(value.toTensor()));
+      return head({Number, 0, 0, type, 0, 0});
+    }
+    auto sizes = tensor->sizes(), strides = tensor->strides();
+    bool contiguous = tensor->storage_offset() == 0 && is_plain(sizes, strides);
+    head({facts_.reads_shape_only ? Shape : View, contiguous, sizes.size(), type, key_sets().number(tensor->key_set()),
+          facts_.reads_shape_only ? 0 : access_of(tensor->unsafe_storage().unsafeGetStorageImpl())});
+    if (facts_.reads_shape_only) {
+      auto device = tensor->device();
+      words.push_back(static_cast<uint64_t>(device.type()) << 8 | static_cast<uint8_t>(device.index()));
+    }
+    words.append(sizes.begin(), sizes.end());
+    if (contiguous) return;
+    words.append(strides.begin(), strides.end());
+    words.push_back(static_cast<uint64_t>(tensor->storage_offset()));
+  }
+
+  // Arguments mostly come in the order in which their storages were found.
+  uint64_t access_of(c10::StorageImpl* storage) {
+    if (next_ < storages_.size() && storages_[next_] == storage) return next_++;
+    return static_cast<uint64_t>(std::find(storages_.begin(), storages_.end(), storage) - storages_.begin());
+  }
+
+  const OperatorFacts& facts_;
+  c10::ArrayRef<c10::StorageImpl*> storages_;
+  size_t next_ = 0;
+};
+
+// A storage of the right size for a tensor of which only the shape is read.
+Storage without_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes, c10::Device device) {
+  int64_t elements = offset + 1;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) elements += (sizes[dim] - 1) * strides[dim];
+  size_t bytes = static_cast<size_t>(std::max<int64_t>(elements, 0)) * item_bytes;
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, at::DataPtr(nullptr, device),
+                                               nullptr, false);
+}
+
+// Reads the arguments back.
+class Playback {
+ public:
+  Playback(const uint64_t* words, const c10::IValue* values, const std::vector<Storage>& storages)
+      : words_(words), values_(values), storages_(storages) {}
+
+  c10::IValue argument(const Argument& argument) {
+    if (argument.kind == Argument::Value) return *values_++;
+    Head head = next_head();
+    if (head.kind == List) {
+      c10::List<at::Tensor> list;
+      list.reserve(head.access);
+      for (uint64_t count = head.access; count > 0; --count) list.push_back(tensor(next_head()).value_or(at::Tensor()));
+      return list;
+    }
+    if (head.kind == OptionalList) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (uint64_t count = head.access; count > 0; --count) list.push_back(tensor(next_head()));
+      return list;
+    }
+    auto one = tensor(head);
+    return one ? c10::IValue(*one) : c10::IValue();
+  }
+
+ private:
+  Head next_head() {
+    Head head;
+    std::memcpy(&head, words_++, sizeof head);
+    return head;
+  }
+
+  // None for a tensor that is not given, or whose storage the rerun leaves out.
+  std::optional<at::Tensor> tensor(const Head& head) {
+    auto type = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(head.type));
+    switch (head.kind) {
+      case Nothing:
+        return std::nullopt;
+      case Undefined:
+        return at::Tensor();
+      case Number: {
+        Uncounted uncounted;
+        at::Tensor number = at::scalar_tensor((values_++)->toScalar(), at::dtype(type));
+        number.unsafeGetTensorImpl()->set_wrapped_number(true);
+        return number;
+      }
+      default:
+        return view(head, type);
+    }
+  }
+
+  std::optional<at::Tensor> view(const Head& head, caffe2::TypeMeta type) {
+    c10::Device device(c10::kCPU);
+    if (head.kind == Shape) {
+      device = c10::Device(static_cast<c10::DeviceType>(*words_ >> 8), static_cast<c10::DeviceIndex>(*words_ & 0xff));
+      ++words_;
+    }
+    size_t dims = head.dims;
+    c10::SmallVector<int64_t, 8> sizes(words_, words_ + dims), strides = plain_strides(sizes);
+    words_ += dims;
+    int64_t offset = 0;
+    if (!head.is_contiguous) {
+      strides.assign(words_, words_ + dims);
+      offset = static_cast<int64_t>(words_[dims]);
+      words_ += dims + 1;
+    }
+    Storage storage =
+        head.kind == Shape ? without_bytes(sizes, strides, offset, type.itemsize(), device) : storages_[head.access];
+    if (!storage) return std::nullopt;
+    auto keys = key_sets().set(static_cast<uint16_t>(head.keys));
+    auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(c10::Storage(std::move(storage)), keys, type);
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+    return tensor;
+  }
+
+  const uint64_t* words_;
+  const c10::IValue* values_;
+  const std::vector<Storage>& storages_;
+};
+
 struct ThreadCount {
-  explicit ThreadCount(int wanted) : before(at::get_num_threads()) {
-    if (wanted != before) at::set_num_threads(wanted);
-    changed = wanted != before;
+  explicit ThreadCount(int wanted) : before(at::get_num_threads()), changed(wanted != before) {
+    if (changed) at::set_num_threads(wanted);
   }
   ~ThreadCount() {
     if (changed) at::set_num_threads(before);
@@ -34,13 +275,13 @@ struct ThreadCount {
 
 // The generator as it was, for the length of a rerun.
 struct GeneratorRewound {
-  GeneratorRewound(const std::optional<at::Generator>& rewound, const at::Tensor& state) {
-    if (!rewound) return;
-    generator = rewound;
+  explicit GeneratorRewound(const c10::IValue* generator_and_state) {
+    if (!generator_and_state) return;
+    generator = generator_and_state[0].toGenerator();
     Uncounted uncounted;
     std::lock_guard<std::mutex> lock(generator->mutex());
     now = generator->get_state();
-    generator->set_state(state);
+    generator->set_state(generator_and_state[1].toTensor());
   }
   ~GeneratorRewound() {
     if (!generator) return;
@@ -52,100 +293,102 @@ struct GeneratorRewound {
   at::Tensor now;
 };
 
-// A storage of the right size for a tensor of which only the shape is read.
-Storage without_bytes(const TensorRecord& record) {
-  int64_t elements = record.offset + 1;
-  for (size_t dim = 0; dim < record.sizes.size(); ++dim) elements += (record.sizes[dim] - 1) * record.strides[dim];
-  size_t bytes = std::max<int64_t>(elements, 0) * record.type.itemsize();
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                               at::DataPtr(nullptr, record.device), nullptr, false);
-}
-
-at::Tensor rebuild(const TensorRecord& record, const std::vector<Storage>& storages) {
-  if (record.kind == TensorRecord::Number) {
-    Uncounted uncounted;
-    at::Tensor tensor = at::scalar_tensor(record.number, at::dtype(record.type));
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return tensor;
-  }
-  Storage storage;
-  if (record.kind == TensorRecord::View) storage = storages[record.access];
-  if (record.kind == TensorRecord::Shape) storage = without_bytes(record);
-  if (!storage) return at::Tensor();
-  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(c10::Storage(storage), record.keys, record.type);
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(record.sizes, record.strides, record.offset);
-  return tensor;
-}
-
-c10::IValue rebuild(const ArgumentRecord& record, const Argument& argument, const std::vector<Storage>& storages) {
-  if (argument.kind == Argument::Value) return record.value;
-  auto absent = [&](const TensorRecord& tensor) {
-    return tensor.kind == TensorRecord::None || (tensor.kind == TensorRecord::View && !storages[tensor.access]);
-  };
-  if (!record.is_list) {
-    if (record.tensors.empty() || absent(record.tensors[0])) return c10::IValue();
-    return rebuild(record.tensors[0], storages);
-  }
-  if (record.is_optional_list) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& tensor : record.tensors)
-      list.push_back(absent(tensor) ? std::nullopt : std::optional<at::Tensor>(rebuild(tensor, storages)));
-    return list;
-  }
-  c10::List<at::Tensor> list;
-  for (const auto& tensor : record.tensors) list.push_back(rebuild(tensor, storages));
-  return list;
-}
-
 }  // namespace
 
-c10::DispatchKeySet keys_above_backend() { return kAboveBackend; }
+AccessRecord::AccessRecord(PlimsollMode how, const c10::StorageImpl& storage)
+    : bytes(storage.nbytes()),
+      mode(how),
+      device_type(static_cast<uint8_t>(storage.device_type())),
+      device_index(static_cast<uint8_t>(storage.device().index())) {}
+
+c10::Device AccessRecord::device() const {
+  return c10::Device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(device_index));
+}
+
+size_t Recipe::offset_of_values() { return (sizeof(Recipe) + alignof(c10::IValue) - 1) / alignof(c10::IValue) * alignof(c10::IValue); }
+c10::IValue* Recipe::value_begin() const {
+  auto* block = const_cast<char*>(reinterpret_cast<const char*>(this));
+  return reinterpret_cast<c10::IValue*>(block + offset_of_values());
+}
+AccessRecord* Recipe::access_begin() const { return reinterpret_cast<AccessRecord*>(value_begin() + value_count_); }
+uint64_t* Recipe::word_begin() const { return reinterpret_cast<uint64_t*>(access_begin() + access_count_); }
+size_t Recipe::bytes() const {
+  return offset_of_values() + value_count_ * sizeof(c10::IValue) + (access_count_ + word_count_) * sizeof(uint64_t);
+}
+
+OwnedRecipe Recipe::record(const OperatorFacts& facts, c10::DispatchKeySet keys, const c10::IValue* arguments,
+                           c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses) {
+  Recording recording(facts, storages);
+  for (size_t index = 0; index < facts.arguments.size(); ++index)
+    recording.argument(facts.arguments[index], arguments[index]);
+  if (facts.is_random) recording.generator(arguments);
+
+  size_t values = recording.values.size(), words = recording.words.size();
+  void* block = ::operator new(offset_of_values() + values * sizeof(c10::IValue) + (accesses.size() + words) * sizeof(uint64_t));
+  OwnedRecipe recipe(new (block) Recipe());
+  recipe->facts_ = &facts;
+  recipe->keys_ = keys;
+  recipe->value_count_ = static_cast<uint32_t>(values);
+  recipe->access_count_ = static_cast<uint32_t>(accesses.size());
+  recipe->word_count_ = static_cast<uint32_t>(words);
+  recipe->threads_ = static_cast<uint16_t>(at::get_num_threads());
+  recipe->grad_mode_ = c10::GradMode::is_enabled();
+  recipe->has_generator_ = facts.is_random;
+  std::uninitialized_move(recording.values.begin(), recording.values.end(), recipe->value_begin());
+  for (size_t index = 0; index < accesses.size(); ++index)
+    new (recipe->access_begin() + index) AccessRecord(static_cast<PlimsollMode>(accesses[index].mode), *storages[index]);
+  std::copy(recording.words.begin(), recording.words.end(), recipe->word_begin());
+  return recipe;
+}
+
+void RecipeDeleter::operator()(Recipe* recipe) const {
+  std::destroy_n(recipe->value_begin(), recipe->value_count_);
+  ::operator delete(recipe);
+}
 
 std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
   torch::jit::Stack stack;
-  stack.reserve(arguments.size());
-  for (size_t index = 0; index < arguments.size(); ++index)
-    stack.push_back(rebuild(arguments[index], facts->arguments[index], storages));
+  stack.reserve(facts_->arguments.size());
+  Playback playback(word_begin(), value_begin(), storages);
+  for (const Argument& argument : facts_->arguments) stack.push_back(playback.argument(argument));
   {
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);
-    c10::AutoGradMode grad_guard(grad_mode);
-    ThreadCount threads_guard(threads);
-    GeneratorRewound generator_guard(generator, generator_state);
-    facts->handle.redispatchBoxed(keys, &stack);
+    c10::AutoGradMode grad_guard(grad_mode_);
+    ThreadCount threads_guard(threads_);
+    GeneratorRewound generator_guard(has_generator_ ? value_begin() + value_count_ - 2 : nullptr);
+    facts_->handle.redispatchBoxed(keys_, &stack);
   }
   std::vector<Storage> results;
-  std::vector<c10::StorageImpl*> known;
-  for (size_t index = 0; index < accesses.size(); ++index) {
+  c10::SmallVector<c10::StorageImpl*, 8> known, created;
+  for (size_t index = 0; index < access_count_; ++index) {
     if (!storages[index]) continue;
     known.push_back(storages[index].get());
-    if (accesses[index].mode == PLIMSOLL_WRITE || accesses[index].mode == PLIMSOLL_OVERWRITE)
-      results.push_back(storages[index]);
+    auto mode = access_begin()[index].mode;
+    if (mode == PLIMSOLL_WRITE || mode == PLIMSOLL_OVERWRITE) results.push_back(storages[index]);
   }
-  bool plain = collect_created(stack.data() + (stack.size() - facts->returns), facts->returns, known, results);
-  TORCH_CHECK(plain, "a rerun of ", facts->text, " gave a result without plain storage");
+  bool plain = collect_created(stack.data() + (stack.size() - facts_->returns), facts_->returns, known, created);
+  TORCH_CHECK(plain, "a rerun of ", facts_->text, " gave a result without plain storage");
+  for (c10::StorageImpl* storage : created) results.push_back(Storage::reclaim_copy(storage));
   return results;
 }
 
-bool collect_created(const c10::IValue* results, size_t count, const std::vector<c10::StorageImpl*>& known,
-                     std::vector<Storage>& created) {
-  size_t first = created.size();
+bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10::StorageImpl*> known,
+                     c10::SmallVectorImpl<c10::StorageImpl*>& created) {
   bool plain = true;
   auto one = [&](const c10::IValue& value) {
     if (!value.isTensor()) {
       plain &= !(value.isObject() || value.isCustomClass());
       return;
     }
-    const at::Tensor& tensor = value.toTensor();
-    if (!tensor.defined()) return;
-    if (!has_plain_storage(tensor.unsafeGetTensorImpl())) {
+    auto* tensor = value.unsafeToTensorImpl();
+    if (tensor == c10::UndefinedTensorImpl::singleton()) return;
+    if (!has_plain_storage(tensor)) {
       plain = false;
       return;
     }
-    c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
     if (std::find(known.begin(), known.end(), storage) != known.end()) return;
-    for (size_t index = first; index < created.size(); ++index)
-      if (created[index].get() == storage) return;
-    created.push_back(tensor.storage().getWeakStorageImpl().lock());
+    if (std::find(created.begin(), created.end(), storage) == created.end()) created.push_back(storage);
   };
   for (size_t index = 0; index < count; ++index) {
     if (results[index].isList()) {

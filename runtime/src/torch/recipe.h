@@ -1,68 +1,77 @@
 // A recipe: all that a rerun of an operator needs beside the bytes it reads. It keeps no storage alive.
+//
+// There is one for every operator that may have to be rerun, so it is one small block of memory: how each tensor
+// argument lies in its storage stands in a stream of words, every other argument beside it as it was given.
 #pragma once
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
 #include "entries.h"
 #include "operators.h"
 
-#include <optional>
+#include <memory>
 #include <vector>
 
 namespace plimsoll {
 
-constexpr uint32_t kNoAccess = UINT32_MAX;
-
-// A tensor argument as it was: which access of the operator it is a view of, and how it lies in the storage.
-struct TensorRecord {
-  enum Kind : uint8_t { None, Undefined, Number, Shape, View };
-  Kind kind = None;
-  uint32_t access = kNoAccess;
-  c10::DispatchKeySet keys;
-  caffe2::TypeMeta type;
-  c10::Device device{c10::kCPU};  // of a Shape
-  int64_t offset = 0;
-  c10::SmallVector<int64_t, 5> sizes, strides;
-  at::Scalar number;
-};
-
 // What an operator does with one storage.
 struct AccessRecord {
-  PlimsollMode mode = PLIMSOLL_READ;
-  size_t bytes = 0;
-  c10::Device device{c10::kCPU};
-};
+  uint64_t bytes : 44;
+  uint64_t mode : 4;  // PlimsollMode
+  uint64_t device_type : 8;
+  uint64_t device_index : 8;
 
-struct ArgumentRecord {
-  c10::IValue value;  // where it holds no tensor
-  bool is_list = false;
-  bool is_optional_list = false;
-  std::vector<TensorRecord> tensors;
+  AccessRecord(PlimsollMode mode, const c10::StorageImpl& storage);
+  c10::Device device() const;
 };
+static_assert(sizeof(AccessRecord) == 8);
 
-struct Recipe {
-  const OperatorFacts* facts = nullptr;
-  c10::DispatchKeySet keys;
-  bool grad_mode = false;
-  int threads = 0;
-  std::vector<AccessRecord> accesses;
-  std::vector<ArgumentRecord> arguments;
-  std::optional<at::Generator> generator;
-  at::Tensor generator_state;
+class Recipe;
+struct RecipeDeleter {
+  void operator()(Recipe* recipe) const;
+};
+using OwnedRecipe = std::unique_ptr<Recipe, RecipeDeleter>;
+
+class Recipe {
+ public:
+  // The recipe of an operator that is about to run: `accesses` says how it uses each of `storages`.
+  static OwnedRecipe record(const OperatorFacts& facts, c10::DispatchKeySet keys, const c10::IValue* arguments,
+                            c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses);
 
   // Runs the operator on `inputs`, one storage per access. Returns the storages it was given to write, in order of
   // access, then the storages it made, in order of appearance.
   std::vector<Storage> run(std::vector<Storage> inputs) const;
+
+  const OperatorFacts& facts() const { return *facts_; }
+  c10::ArrayRef<AccessRecord> accesses() const { return {access_begin(), access_count_}; }
+  // Bytes that it takes.
+  size_t bytes() const;
+
+ private:
+  friend struct RecipeDeleter;
+
+  Recipe() = default;
+
+  static size_t offset_of_values();
+  c10::IValue* value_begin() const;
+  AccessRecord* access_begin() const;
+  uint64_t* word_begin() const;
+
+  // In the same block follow the values, the accesses and the words.
+  const OperatorFacts* facts_ = nullptr;
+  c10::DispatchKeySet keys_;
+  uint32_t value_count_ = 0, access_count_ = 0, word_count_ = 0;
+  uint16_t threads_ = 0;
+  bool grad_mode_ = false;
+  bool has_generator_ = false;  // then the last two values are the generator and the state that it had
 };
 
 // Appends the storages of an operator's results that are not in `known`, each once, in order of appearance.
 // Returns false where a result has no plain storage.
-bool collect_created(const c10::IValue* results, size_t count, const std::vector<c10::StorageImpl*>& known,
-                     std::vector<Storage>& created);
-
-// What is excluded while the interceptor works: its own key, and everything above the backend that has had its say.
-c10::DispatchKeySet keys_above_backend();
+bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10::StorageImpl*> known,
+                     c10::SmallVectorImpl<c10::StorageImpl*>& created);
 
 }  // namespace plimsoll

@@ -102,7 +102,7 @@ impl Observer for Listener {
         let mut recording = self.lock();
         Self::absorb_freed(&mut recording);
         recording.arrive(arrived, shim::live_bytes());
-        Ok(Wish { recipe: false, watch: true })
+        Ok(Wish { recipe: false, watch: true, times: true })
     }
 
     fn after(&self, operator: &RawOperator) {

@@ -28,6 +28,8 @@ pub(crate) struct Wish {
     pub(crate) recipe: bool,
     /// Where it makes storages from nothing: whether they are filled in past the dispatcher before they are used.
     pub(crate) watch: bool,
+    /// When it starts and ends.
+    pub(crate) times: bool,
 }
 
 /// Sees the operators of one iteration. It is called from every thread that runs one; no lock is held meanwhile.
@@ -78,6 +80,18 @@ impl Session {
     /// Starts another peak from the bytes allocated now.
     pub fn reset_peak(&self) {
         shim::reset_peak();
+    }
+
+    /// Switches the search for operators that do what their schema does not say: every input and the generator's state
+    /// are hashed before and after every operator. Slow. `PLIMSOLL_HASH_INPUTS=1` switches it on from outside.
+    pub fn hash_inputs(&self, on: bool) {
+        shim::hash_inputs(on);
+    }
+
+    /// What that search has found since it was last asked: one line for each operator and effect. An operator that is
+    /// found here must be taught to the shim before its storages may be recomputed.
+    pub fn undeclared_effects(&self) -> Vec<String> {
+        shim::take_undeclared()
     }
 
     /// Tells `observer` of every operator that this thread runs, until the result is dropped.
@@ -136,7 +150,7 @@ extern "C" fn on_before(operator: *const RawOperator) -> i32 {
     let operator = unsafe { &*operator };
     match with_observer(|observer| observer.before(operator)) {
         None => 0,
-        Some(Ok(Wish { recipe, watch })) => i32::from(recipe) + 2 * i32::from(watch),
+        Some(Ok(Wish { recipe, watch, times })) => i32::from(recipe) + 2 * i32::from(watch) + 4 * i32::from(times),
         Some(Err(message)) => {
             shim::refuse(&message);
             -1

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <string>
 
 namespace plimsoll {
@@ -64,7 +65,26 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks) {
   });
 }
 
-void plimsoll_intercept(int32_t on) { c10::impl::tls_set_dispatch_key_included(kInterceptorKey, on != 0); }
+void plimsoll_hash_inputs(int32_t on) { hash_inputs(on != 0); }
+
+size_t plimsoll_take_undeclared(char* out, size_t capacity) {
+  size_t written = 0;
+  auto found = take_undeclared();
+  for (const auto& line : found) {
+    size_t room = capacity - written, wanted = line.size() + 1;
+    if (wanted > room) continue;
+    std::copy(line.begin(), line.end(), out + written);
+    out[written + line.size()] = '\n';
+    written += wanted;
+  }
+  if (written < capacity) out[written] = 0;
+  return found.size();
+}
+
+void plimsoll_intercept(int32_t on) {
+  if (on) entries().find_dead();
+  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, on != 0);
+}
 
 const char* plimsoll_error(void) { return last_error().c_str(); }
 void plimsoll_refuse(const char* message) { refusal() = message; }
@@ -76,7 +96,12 @@ void plimsoll_set_line(uint64_t bytes) { set_line(bytes); }
 
 size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) { return entries().take_freed(out, capacity); }
 void plimsoll_forget(PlimsollEntry entry) {
-  guarded([&] { entries().forget(entry); });
+  Ours ours;
+  try {
+    entries().forget(entry);
+  } catch (...) {
+    // An unknown entry: there is nothing to forget.
+  }
 }
 
 PlimsollEntry plimsoll_entry_of(const void* tensor) {
@@ -119,15 +144,15 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
   // A kernel runs: what it allocates may raise pressure like any other.
   return caught([&] {
     const auto& known = *reinterpret_cast<Recipe*>(recipe);
-    TORCH_CHECK(input_count == known.accesses.size(), "a rerun of ", known.facts->text, " needs ", known.accesses.size(),
-                " inputs, not ", input_count);
+    TORCH_CHECK(input_count == known.accesses().size(), "a rerun of ", known.facts().text, " needs ",
+                known.accesses().size(), " inputs, not ", input_count);
     std::vector<Storage> storages;
     for (size_t index = 0; index < input_count; ++index) {
-      const AccessRecord& access = known.accesses[index];
+      const AccessRecord& access = known.accesses()[index];
       if (access.mode == PLIMSOLL_SIDE_EFFECT) {
         storages.emplace_back();
       } else if (access.mode == PLIMSOLL_OVERWRITE) {
-        auto* allocator = c10::GetAllocator(access.device.type());
+        auto* allocator = c10::GetAllocator(access.device().type());
         storages.push_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), access.bytes,
                                                                  allocator->allocate(access.bytes), allocator, true));
       } else {
@@ -135,7 +160,7 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
       }
     }
     std::vector<Storage> results = known.run(std::move(storages));
-    TORCH_CHECK(results.size() == output_count, "a rerun of ", known.facts->text, " made ", results.size(),
+    TORCH_CHECK(results.size() == output_count, "a rerun of ", known.facts().text, " made ", results.size(),
                 " storages where it made ", output_count, " before");
     for (size_t index = 0; index < output_count; ++index) {
       PlimsollEntry there = entries().find(results[index].get());
@@ -145,8 +170,10 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
 }
 
 void plimsoll_recipe_free(PlimsollRecipe* recipe) {
-  guarded([&] { delete reinterpret_cast<Recipe*>(recipe); });
+  RecipeDeleter()(reinterpret_cast<Recipe*>(recipe));
 }
+size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe) { return reinterpret_cast<const Recipe*>(recipe)->bytes(); }
+size_t plimsoll_entry_bytes(void) { return entries().bytes(); }
 
 int32_t plimsoll_adopt(PlimsollEntry from, PlimsollEntry to) {
   return guarded([&] { entries().adopt(from, to); });

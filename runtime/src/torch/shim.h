@@ -19,13 +19,13 @@ enum { PLIMSOLL_NO_ROOM = -2 };
 enum PlimsollMode { PLIMSOLL_READ = 0, PLIMSOLL_WRITE = 1, PLIMSOLL_OVERWRITE = 2, PLIMSOLL_SIDE_EFFECT = 3 };
 enum PlimsollPhase { PLIMSOLL_FORWARD = 0, PLIMSOLL_BACKWARD = 1, PLIMSOLL_UPDATE = 2 };
 
-enum PlimsollWish { PLIMSOLL_RECIPE = 1, PLIMSOLL_WATCH = 2 };
+enum PlimsollWish { PLIMSOLL_RECIPE = 1, PLIMSOLL_WATCH = 2, PLIMSOLL_TIMES = 4 };
 
 // One distinct storage among an operator's inputs.
 typedef struct {
   PlimsollEntry entry;
   uint32_t mode;        // PlimsollMode
-  uint64_t bytes;       // size of the storage now
+  uint64_t bytes;       // size of the storage now; 0 where the allocator does not count it
   const char* locked;   // why it may not be evicted, or null; static
   uint32_t filled;      // 1 where a watched storage changed since it was made, with no operator in between
 } PlimsollAccess;
@@ -48,14 +48,14 @@ typedef struct {
   size_t created_count;
   PlimsollRecipe* recipe;        // after it has run: the recipe that `before` asked for, now the callee's, or null
   uint64_t peak_bytes;           // after it has run: most bytes that it held at once beyond those it started with
-  uint64_t start_ns, end_ns;     // after it has run: monotonic clock around the operator itself
+  uint64_t start_ns, end_ns;     // after it has run, where `before` asked for times: monotonic clock around the operator
 } PlimsollOperator;
 
 // What Rust is told. All are called on the thread that runs the operator, with no lock held. `before` returns a
 // negative number to refuse the operator with the message of plimsoll_refuse(), else the sum of what it asks for:
 // 1 for a recipe, 2 to watch what the operator makes from nothing, until it is used, for bytes filled in past the
-// dispatcher. `pressure` is called on any thread where an allocation would exceed the line; it returns 0 where it made
-// room for so many bytes, else a negative number with the message of plimsoll_refuse().
+// dispatcher, 4 for times. `pressure` is called on any thread where an allocation would exceed the line; it returns 0
+// where it made room for so many bytes, else a negative number with the message of plimsoll_refuse().
 typedef struct {
   void (*name)(uint32_t name, const char* text);
   int32_t (*before)(const PlimsollOperator*);
@@ -68,6 +68,12 @@ typedef struct {
 int32_t plimsoll_install(const PlimsollCallbacks* callbacks);
 // Switches interception on or off for this thread, and for the autograd threads that work for it.
 void plimsoll_intercept(int32_t on);
+
+// Switches the search for operators that do what their schema does not say: hashes every input and the generator's
+// state before and after every operator. Slow.
+void plimsoll_hash_inputs(int32_t on);
+// How many such operators were found since the last call; their descriptions, one a line, are cut off at `capacity`.
+size_t plimsoll_take_undeclared(char* out, size_t capacity);
 
 const char* plimsoll_error(void);
 void plimsoll_refuse(const char* message);
@@ -111,6 +117,10 @@ int32_t plimsoll_bytes_of(PlimsollEntry entry, uint64_t* bytes);
 int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count,
                        PlimsollEntry* outputs, size_t output_count);
 void plimsoll_recipe_free(PlimsollRecipe* recipe);
+// Bytes that a recipe takes.
+size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe);
+// Bytes that the table of entries takes, storages that have died since included.
+size_t plimsoll_entry_bytes(void);
 // Moves the bytes of `from`, which stands beside the program, into the empty storage of `to`; `from` is gone.
 int32_t plimsoll_adopt(PlimsollEntry from, PlimsollEntry to);
 // Frees an entry that stands beside the program, and its bytes.

@@ -112,6 +112,13 @@ unsafe impl Send for Recipe {}
 
 // SAFETY: a rerun reads the recipe and never changes it.
 unsafe impl Sync for Recipe {}
+impl Recipe {
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        // SAFETY: the recipe is alive.
+        unsafe { plimsoll_recipe_bytes(self.0.as_ptr()) }
+    }
+}
 
 impl Drop for Recipe {
     fn drop(&mut self) {
@@ -133,6 +140,8 @@ pub(crate) struct Callbacks {
 unsafe extern "C" {
     fn plimsoll_install(callbacks: *const Callbacks) -> i32;
     fn plimsoll_intercept(on: i32);
+    fn plimsoll_hash_inputs(on: i32);
+    fn plimsoll_take_undeclared(out: *mut c_char, capacity: usize) -> usize;
     fn plimsoll_error() -> *const c_char;
     fn plimsoll_refuse(message: *const c_char);
     fn plimsoll_live_bytes() -> u64;
@@ -159,6 +168,8 @@ unsafe extern "C" {
         output_count: usize,
     ) -> i32;
     fn plimsoll_recipe_free(recipe: *mut c_void);
+    fn plimsoll_recipe_bytes(recipe: *const c_void) -> usize;
+    fn plimsoll_entry_bytes() -> usize;
     fn plimsoll_adopt(from: Entry, to: Entry) -> i32;
     fn plimsoll_discard(entry: Entry) -> i32;
 }
@@ -181,6 +192,30 @@ pub(crate) fn install(callbacks: &'static Callbacks) -> Result<(), ShimError> {
 pub(crate) fn intercept(on: bool) {
     // SAFETY: sets a flag of this thread.
     unsafe { plimsoll_intercept(i32::from(on)) }
+}
+
+pub(crate) fn hash_inputs(on: bool) {
+    // SAFETY: sets a flag.
+    unsafe { plimsoll_hash_inputs(i32::from(on)) }
+}
+
+/// Operators that were found to do what their schema does not say.
+pub(crate) fn take_undeclared() -> Vec<String> {
+    let mut text = vec![0u8; 1 << 16];
+    // SAFETY: the text holds as many bytes as it says, and the shim ends it with a nul where there is room.
+    let found = unsafe { plimsoll_take_undeclared(text.as_mut_ptr().cast(), text.len()) };
+    let text = CStr::from_bytes_until_nul(&text).map(CStr::to_string_lossy).unwrap_or_default();
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    if lines.len() < found {
+        lines.push(format!("and {} more", found - lines.len()));
+    }
+    lines
+}
+
+/// Bytes that the shim's table of storages takes.
+pub(crate) fn entry_bytes() -> usize {
+    // SAFETY: reads counters.
+    unsafe { plimsoll_entry_bytes() }
 }
 
 pub(crate) fn refuse(message: &str) {

@@ -1,0 +1,550 @@
+//! Random programs of libtorch operators, run untouched and under random lawful plans, and compared bit for bit.
+//!
+//! A program is a list of instructions over registers. An operand is a number taken modulo the registers there are, so
+//! every list of instructions is a program, and a failing one is minimised by leaving instructions out. It knows nothing
+//! of how plans are carried out: another way to run a loop is one more [`Mode`].
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use plimsoll_runtime::torch::{Executor, HostEngine, RecordError, Recorder};
+use plimsoll_runtime::{Lineage, Link, Timeline, Trace};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::{random_plan, session};
+
+/// Iterations before the loop repeats itself, and those that a trace is made of.
+const WARM_UP: usize = 2;
+const RECORDED: usize = 2;
+/// Iterations under each plan; the first matches the loop to its trace.
+const PLANNED: usize = 4;
+const PLANS: usize = 2;
+const TOTAL: usize = WARM_UP + RECORDED + PLANS * PLANNED;
+/// Registers are cut down to this many elements.
+const ELEMENTS_MAX: i64 = 1 << 14;
+const OPERATIONS: &[Operation] = &[
+    Operation::Add,
+    Operation::Multiply,
+    Operation::MultiplyNumber,
+    Operation::MatMul,
+    Operation::Linear,
+    Operation::Transpose,
+    Operation::Slice,
+    Operation::Reshape,
+    Operation::Expand,
+    Operation::Concatenate,
+    Operation::Chunk,
+    Operation::Clone,
+    Operation::AddInPlace,
+    Operation::ScaleInPlace,
+    Operation::ReluInPlace,
+    Operation::WriteSlice,
+    Operation::FillInPlace,
+    Operation::ZeroInPlace,
+    Operation::CopyInto,
+    Operation::Relu,
+    Operation::Gelu,
+    Operation::Tanh,
+    Operation::Softmax,
+    Operation::LogSumExp,
+    Operation::LayerNorm,
+    Operation::BatchNorm,
+    Operation::Dropout,
+    Operation::Bernoulli,
+    Operation::NoiseLike,
+    Operation::NormalInPlace,
+    Operation::Randomized,
+    Operation::CumulativeSum,
+    Operation::Sort,
+    Operation::TopK,
+    Operation::Where,
+    Operation::MaskedFill,
+    Operation::IndexSelect,
+    Operation::ScatterAdd,
+    Operation::IndexPut,
+    Operation::MaxPool,
+    Operation::Convolution,
+    Operation::Attention,
+    Operation::HalfPrecision,
+    Operation::Complex,
+    Operation::FromNothing,
+    Operation::FilledIn,
+    Operation::Detach,
+    Operation::Free,
+    Operation::Read,
+    Operation::Backward,
+    Operation::Slope,
+    Operation::Update,
+    Operation::Rarely,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Add,
+    Multiply,
+    MultiplyNumber,
+    MatMul,
+    Linear,
+    Transpose,
+    Slice,
+    Reshape,
+    Expand,
+    Concatenate,
+    Chunk,
+    Clone,
+    AddInPlace,
+    ScaleInPlace,
+    ReluInPlace,
+    WriteSlice,
+    FillInPlace,
+    ZeroInPlace,
+    CopyInto,
+    Relu,
+    Gelu,
+    Tanh,
+    Softmax,
+    LogSumExp,
+    LayerNorm,
+    BatchNorm,
+    Dropout,
+    Bernoulli,
+    NoiseLike,
+    NormalInPlace,
+    Randomized,
+    CumulativeSum,
+    Sort,
+    TopK,
+    Where,
+    MaskedFill,
+    IndexSelect,
+    ScatterAdd,
+    IndexPut,
+    MaxPool,
+    Convolution,
+    Attention,
+    HalfPrecision,
+    Complex,
+    FromNothing,
+    FilledIn,
+    Detach,
+    Free,
+    Read,
+    /// Adds the gradients of a register to the parameters.
+    Backward,
+    /// A gradient that has a gradient.
+    Slope,
+    /// Moves a parameter against its gradient.
+    Update,
+    /// In some iterations after the recorded ones, one more operator.
+    Rarely,
+}
+
+/// One step of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instruction {
+    operation: Operation,
+    a: u32,
+    b: u32,
+    c: u32,
+}
+
+/// A program, and the seed of its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    seed: u64,
+    instructions: Vec<Instruction>,
+}
+
+/// What a run of a program came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The same bits, under as many iterations that followed their plan.
+    Same {
+        /// Iterations whose plan was carried out to the end.
+        followed: usize,
+        /// Operators that were rerun.
+        reruns: u64,
+        /// Storages that went to the slow tier and back, in bytes.
+        swapped_bytes: u64,
+    },
+    /// Not a program that trains: it fails untouched, or its iterations are not alike.
+    Unlawful,
+    /// What differs.
+    Different(String),
+}
+
+/// How a program is run beside its untouched self.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Recorded, then under random plans, budgets and copy speeds.
+    Planned,
+}
+
+impl Program {
+    /// The program of a seed.
+    pub fn random(seed: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let length = random.random_range(5..40);
+        let mut instructions: Vec<Instruction> = (0..length)
+            .map(|_| Instruction {
+                operation: OPERATIONS[random.random_range(0..OPERATIONS.len())],
+                a: random.random(),
+                b: random.random(),
+                c: random.random(),
+            })
+            .collect();
+        // A program without these trains nothing.
+        let (a, b, c) = (u32::MAX, 0, 0);
+        instructions.push(Instruction { operation: Operation::Backward, a, b, c });
+        instructions.push(Instruction { operation: Operation::Update, a, b, c });
+        Program { seed, instructions }
+    }
+
+    /// Runs the program untouched and under `mode`, and compares everything that is alive after every iteration.
+    pub fn check(&self, Mode::Planned: Mode) -> Verdict {
+        session();
+        // `tch` panics after an operator with a number among its arguments has failed.
+        let untouched = catch_unwind(AssertUnwindSafe(|| self.untouched()));
+        let Ok(Ok(expected)) = untouched else { return Verdict::Unlawful };
+        match catch_unwind(AssertUnwindSafe(|| self.touched(&expected))) {
+            Ok(Ok(verdict)) => verdict,
+            Ok(Err(difference)) => Verdict::Different(difference),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                Verdict::Different(format!("a panic: {}", text.unwrap_or_default()))
+            }
+        }
+    }
+
+    fn untouched(&self) -> Result<Vec<Vec<u64>>, TchError> {
+        let mut machine = Machine::new(self);
+        (0..TOTAL).map(|_| machine.iteration().map(|alive| digests(&alive))).collect()
+    }
+
+    fn touched(&self, expected: &[Vec<u64>]) -> Result<Verdict, String> {
+        let mut machine = Machine::new(self);
+        let mut done = 0;
+        let mut compare = |alive: Result<Vec<Tensor>, TchError>, what: &str| -> Result<(), String> {
+            let alive = alive.map_err(|error| format!("{what}: {}", first_line(&error)))?;
+            let found = digests(&alive);
+            let differs = found.iter().zip(&expected[done]).position(|(found, expected)| found != expected);
+            let lengths = (found.len(), expected[done].len());
+            done += 1;
+            match differs {
+                Some(index) => Err(format!("{what}, iteration {}: tensor {index} of {}", done - 1, found.len())),
+                None if lengths.0 != lengths.1 => Err(format!("{what}: {lengths:?} tensors are alive")),
+                None => Ok(()),
+            }
+        };
+        let mut recorder = Recorder::new(session());
+        for _ in 0..WARM_UP + RECORDED {
+            let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
+            compare(alive, "while recording")?;
+        }
+        let trace = match recorder.finish(WARM_UP, "program", "fuzz", "cpu") {
+            Ok(trace) => trace,
+            Err(RecordError::NotRepeating(_)) => return Ok(Verdict::Unlawful),
+            Err(error) => return Err(error.to_string()),
+        };
+        let lineage = Lineage::of(&trace);
+        let (mut followed, mut reruns, mut swapped_bytes) = (0, 0, 0);
+        for plan in 0..PLANS {
+            let what = format!("plan {plan}");
+            let mut executor = self.executor(&trace, &lineage, plan as u64);
+            for _ in 0..PLANNED {
+                let (alive, report) = executor.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
+                compare(alive, &format!("{what} ({})", report.deviation.as_deref().unwrap_or("no deviation")))?;
+                followed += usize::from(report.followed);
+                reruns += report.reruns;
+                swapped_bytes += report.prefetched_bytes;
+            }
+        }
+        Ok(Verdict::Same { followed, reruns, swapped_bytes })
+    }
+
+    /// An executor of a random plan under a random budget, with copies of a random speed.
+    fn executor(&self, trace: &Trace, lineage: &Lineage, plan: u64) -> Executor {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ (plan + 1) << 56);
+        let link = Link::symmetric(10f64.powf(random.random_range(7.0..10.0)), random.random_range(0..100_000));
+        let budget_bytes = match random.random_range(0..3) {
+            0 => u64::MAX,
+            _ => (trace.peak_bytes as f64 * random.random_range(0.2..1.0)) as u64,
+        };
+        let plan = random_plan(lineage, random.random());
+        let (schedule, _) = Timeline::new(trace, lineage, link).schedule(&plan, budget_bytes);
+        let engine = HostEngine::new(random.random_bool(0.2).then_some(link));
+        Executor::new(session(), trace, lineage, &plan, schedule, Box::new(engine))
+    }
+
+    /// The shortest program found that differs too.
+    pub fn minimised(&self, mode: Mode) -> Program {
+        let mut least = self.clone();
+        let mut index = least.instructions.len();
+        while index > 0 {
+            index -= 1;
+            let mut shorter = least.clone();
+            shorter.instructions.remove(index);
+            if matches!(shorter.check(mode), Verdict::Different(_)) {
+                least = shorter;
+                index = index.min(least.instructions.len());
+            }
+        }
+        least
+    }
+}
+
+impl std::fmt::Display for Program {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(to, "seed {}", self.seed)?;
+        self.instructions
+            .iter()
+            .try_for_each(|step| writeln!(to, "    {:?}({}, {}, {})", step.operation, step.a, step.b, step.c))
+    }
+}
+
+fn first_line(error: &TchError) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+/// Keeps the panics quiet that [`Program::check`] catches.
+pub fn quietly() {
+    std::panic::set_hook(Box::new(|_| {}));
+}
+
+/// What every tensor holds, and what the generator would draw next.
+fn digests(alive: &[Tensor]) -> Vec<u64> {
+    let next = Tensor::rand([4], (Kind::Double, Device::Cpu));
+    alive.iter().chain([&next]).map(digest).collect()
+}
+
+fn digest(tensor: &Tensor) -> u64 {
+    let tensor = tensor.detach().resolve_conj().contiguous();
+    let mut bytes = vec![0u8; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+    tensor.copy_data_u8(&mut bytes, tensor.numel());
+    let start = tensor.size().iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &size| hash.rotate_left(7) ^ size as u64);
+    bytes.iter().fold(start, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A program with its values.
+struct Machine<'a> {
+    program: &'a Program,
+    parameters: Vec<Tensor>,
+    running: [Tensor; 2],
+    iteration: usize,
+}
+
+const WIDTH: i64 = 64;
+const HEIGHT: i64 = 32;
+
+impl<'a> Machine<'a> {
+    fn new(program: &'a Program) -> Self {
+        tch::manual_seed(program.seed as i64);
+        let on_cpu = (Kind::Float, Device::Cpu);
+        let parameters =
+            (0..3).map(|_| (Tensor::randn([WIDTH, WIDTH], on_cpu) * 0.1).set_requires_grad(true)).collect();
+        Machine {
+            program,
+            parameters,
+            running: [Tensor::zeros([WIDTH], on_cpu), Tensor::ones([WIDTH], on_cpu)],
+            iteration: 0,
+        }
+    }
+
+    /// Runs the program once. Returns everything that is alive after it.
+    fn iteration(&mut self) -> Result<Vec<Tensor>, TchError> {
+        tch::manual_seed((self.program.seed ^ (self.iteration as u64) << 40) as i64);
+        for mut gradient in self.parameters.iter().map(Tensor::grad).filter(Tensor::defined) {
+            let _ = gradient.f_detach_()?.f_zero_()?;
+        }
+        let on_cpu = (Kind::Float, Device::Cpu);
+        let mut registers = vec![Tensor::f_randn([HEIGHT, WIDTH], on_cpu)?, Tensor::f_randn([HEIGHT, WIDTH], on_cpu)?];
+        for step in &self.program.instructions {
+            self.step(*step, &mut registers)?;
+        }
+        self.iteration += 1;
+        registers.extend(self.parameters.iter().map(Tensor::shallow_clone));
+        registers.extend(self.parameters.iter().map(Tensor::grad).filter(Tensor::defined));
+        registers.extend(self.running.iter().map(Tensor::shallow_clone));
+        Ok(registers)
+    }
+
+    fn step(&mut self, step: Instruction, registers: &mut Vec<Tensor>) -> Result<(), TchError> {
+        let a = registers[step.a as usize % registers.len()].shallow_clone();
+        let b = registers[step.b as usize % registers.len()].shallow_clone();
+        let number = f64::from(step.c % 7) * 0.3 - 0.9;
+        let parameter = &self.parameters[step.c as usize % self.parameters.len()];
+        let (rows, columns) = (a.size()[0], a.size()[1]);
+        let alike = |b: Tensor| if b.size() == a.size() { Ok(b) } else { b.f_mean(Kind::Float) };
+        let made = match step.operation {
+            Operation::Add => a.f_add(&alike(b)?)?,
+            Operation::Multiply => a.f_mul(&alike(b)?)?,
+            Operation::MultiplyNumber => a.f_mul_scalar(number)?,
+            Operation::MatMul => a.f_matmul(&a.f_transpose(0, 1)?)?.f_mul_scalar(0.05)?,
+            Operation::Linear if columns == WIDTH => a.f_matmul(parameter)?,
+            Operation::Linear => a.f_mul(&parameter.f_mean(Kind::Float)?)?,
+            Operation::Transpose => a.f_transpose(0, 1)?,
+            Operation::Slice => {
+                let rows_kept = (rows / 2).max(1);
+                a.f_slice(0, rows - rows_kept, rows, 1)?
+            }
+            Operation::Reshape if rows % 2 == 0 => a.f_reshape([rows / 2, columns * 2])?,
+            Operation::Reshape => a.f_reshape([columns, rows])?,
+            Operation::Expand => a.f_slice(0, 0, 1, 1)?.f_expand([rows, columns], false)?,
+            Operation::Concatenate => Tensor::f_cat(&[&a, &a.f_add(&alike(b)?)?], 0)?,
+            Operation::Chunk => {
+                let mut parts = a.f_chunk(2, 1)?;
+                parts.swap_remove(0)
+            }
+            Operation::Clone => a.f_add_scalar(0.0)?,
+            Operation::AddInPlace => a.shallow_clone().f_add_(&alike(b)?)?,
+            Operation::ScaleInPlace => a.shallow_clone().f_mul_scalar_(0.9)?,
+            Operation::ReluInPlace => a.shallow_clone().f_relu_()?,
+            Operation::WriteSlice => {
+                let _ = a.f_slice(0, 0, (rows / 2).max(1), 1)?.f_mul_scalar_(number)?;
+                return Ok(());
+            }
+            Operation::FillInPlace => a.shallow_clone().f_fill_(number)?,
+            Operation::ZeroInPlace => {
+                let mut fresh = a.f_detach()?.f_add_scalar(1.0)?;
+                fresh.f_zero_()?.f_add(&a)?
+            }
+            Operation::CopyInto => {
+                let mut fresh = Tensor::f_empty(a.size(), (Kind::Float, Device::Cpu))?;
+                fresh.f_copy_(&a)?;
+                fresh
+            }
+            Operation::Relu => a.f_relu()?,
+            Operation::Gelu => a.f_gelu("none")?,
+            Operation::Tanh => a.f_tanh()?,
+            Operation::Softmax => a.f_softmax(1, Kind::Float)?,
+            Operation::LogSumExp => a.f_logsumexp([1i64].as_slice(), true)?.f_add(&a)?,
+            Operation::LayerNorm => a.f_layer_norm([columns], None::<&Tensor>, None::<&Tensor>, 1e-5, false)?,
+            Operation::BatchNorm if columns == WIDTH && rows > 1 => {
+                let [mean, variance] = &self.running;
+                let (none, momentum) = (None::<&Tensor>, 0.1);
+                a.f_batch_norm(none, none, Some(mean), Some(variance), true, momentum, 1e-5, false)?
+            }
+            Operation::BatchNorm => a.f_sub(&a.f_mean_dim([0i64].as_slice(), true, Kind::Float)?)?,
+            Operation::Dropout => a.f_dropout(0.3, true)?,
+            Operation::Bernoulli => a.f_sigmoid()?.f_bernoulli()?.f_mul(&a)?,
+            Operation::NoiseLike => a.f_add(&a.f_randn_like()?.f_mul_scalar(0.1)?)?,
+            Operation::NormalInPlace => {
+                let mut fresh = a.f_detach()?.f_mul_scalar(1.0)?;
+                fresh.f_normal_(0.0, 1.0)?.f_mul(&a)?
+            }
+            Operation::Randomized => a.f_alpha_dropout(0.2, true)?,
+            Operation::CumulativeSum => a.f_cumsum(1, Kind::Float)?.f_mul_scalar(0.1)?,
+            Operation::Sort => a.f_sort(1, step.c.is_multiple_of(2))?.0,
+            Operation::TopK => a.f_topk((columns / 2).max(1), 1, true, true)?.0,
+            Operation::Where => a.f_where_self(&a.f_gt(0.0)?, &a.f_neg()?)?,
+            Operation::MaskedFill => a.f_masked_fill(&a.f_lt(number)?, 0.5)?,
+            Operation::IndexSelect => {
+                let index = Tensor::f_randint(rows, [rows], (Kind::Int64, Device::Cpu))?;
+                a.f_index_select(0, &index)?
+            }
+            Operation::ScatterAdd => {
+                let index = Tensor::f_randint(rows, [rows, columns], (Kind::Int64, Device::Cpu))?;
+                a.f_mul_scalar(0.5)?.f_scatter_add(0, &index, &a)?
+            }
+            Operation::IndexPut => {
+                let index = Tensor::f_randint(rows, [(rows / 2).max(1)], (Kind::Int64, Device::Cpu))?;
+                let values = a.f_slice(0, 0, (rows / 2).max(1), 1)?.f_mul_scalar(2.0)?;
+                a.f_mul_scalar(1.0)?.f_index_put_(&[Some(&index)], &values, true)?
+            }
+            Operation::MaxPool if columns % 2 == 0 => {
+                a.f_unsqueeze(0)?.f_max_pool1d([2], [2], [0], [1], false)?.f_squeeze_dim(0)?
+            }
+            Operation::MaxPool => a.f_max_dim(1, true)?.0.f_add(&a)?,
+            Operation::Convolution => {
+                let kernel = parameter.f_slice(0, 0, 3, 1)?.f_slice(1, 0, 3, 1)?.f_reshape([1, 1, 3, 3])?;
+                let image = a.f_reshape([1, 1, rows, columns])?;
+                let none = None::<&Tensor>;
+                image.f_conv2d(&kernel, none, [1, 1], [1, 1], [1, 1], 1)?.f_reshape([rows, columns])?
+            }
+            Operation::Attention if columns % 4 == 0 => {
+                let heads = a.f_reshape([1, rows, 4, columns / 4])?.f_transpose(1, 2)?;
+                let (none, dropout) = (None::<&Tensor>, if step.c.is_multiple_of(2) { 0.0 } else { 0.2 });
+                let mixed =
+                    Tensor::f_scaled_dot_product_attention(&heads, &heads, &heads, none, dropout, true, None, false)?;
+                mixed.f_transpose(1, 2)?.f_reshape([rows, columns])?
+            }
+            Operation::Attention => a.f_softmax(0, Kind::Float)?,
+            Operation::HalfPrecision => {
+                let half = a.f_to_kind(Kind::BFloat16)?;
+                half.f_mul(&half)?.f_to_kind(Kind::Float)?
+            }
+            Operation::Complex if columns % 2 == 0 => {
+                let complex = a.f_reshape([rows, columns / 2, 2])?.f_contiguous()?.f_view_as_complex()?;
+                complex.f_mul(&complex.f_conj()?)?.f_view_as_real()?.f_reshape([rows, columns])?
+            }
+            Operation::Complex => a.f_abs()?,
+            Operation::FromNothing => {
+                let made = [Tensor::f_zeros, Tensor::f_ones, Tensor::f_rand][step.c as usize % 3];
+                a.f_add(&made(&a.size(), (Kind::Float, Device::Cpu))?)?
+            }
+            Operation::FilledIn => {
+                let values = vec![number as f32; a.numel()];
+                a.f_mul(&Tensor::f_from_slice(&values)?.f_reshape(a.size())?)?
+            }
+            Operation::Detach => a.f_detach()?,
+            Operation::Free => {
+                if registers.len() > 1 {
+                    let _ = registers.swap_remove(step.a as usize % registers.len());
+                }
+                return Ok(());
+            }
+            Operation::Read => a.f_mul_scalar(a.f_mean(Kind::Float)?.f_double_value(&[])?.clamp(-2.0, 2.0))?,
+            Operation::Backward => return backward(&a),
+            Operation::Slope => self.slope(&a)?,
+            Operation::Update => return self.update(step.c as usize),
+            // After the recorded iterations, one of each plan.
+            Operation::Rarely
+                if self.iteration > WARM_UP + RECORDED && self.iteration % PLANNED == step.c as usize % 5 =>
+            {
+                a.f_exp()?.f_clamp(-2.0, 2.0)?
+            }
+            Operation::Rarely => return Ok(()),
+        };
+        registers.push(cut_down(made)?);
+        Ok(())
+    }
+
+    /// The gradient of a register by a parameter, as a value that has a gradient itself.
+    fn slope(&self, a: &Tensor) -> Result<Tensor, TchError> {
+        let parameter = &self.parameters[0];
+        let loss = a.f_mul(&parameter.f_mean(Kind::Float)?)?.f_square()?.f_mean(Kind::Float)?;
+        let slope = Tensor::f_run_backward(&[&loss], &[parameter], true, true)?.remove(0);
+        a.f_mul(&slope.f_mean(Kind::Float)?)
+    }
+
+    fn update(&mut self, which: usize) -> Result<(), TchError> {
+        let count = self.parameters.len();
+        let parameter = &mut self.parameters[which % count];
+        let gradient = parameter.grad();
+        if !gradient.defined() {
+            return Ok(());
+        }
+        tch::no_grad(|| {
+            let gradient = gradient.f_clamp(-1.0, 1.0)?;
+            parameter.f_sub_(&gradient.f_mul_scalar(0.01)?).map(drop)
+        })
+    }
+}
+
+fn backward(a: &Tensor) -> Result<(), TchError> {
+    if !a.requires_grad() {
+        return Ok(());
+    }
+    let loss = a.f_square()?.f_mean(Kind::Float)?;
+    Tensor::f_run_backward(&[&loss], &[] as &[&Tensor], true, false).map(drop)
+}
+
+/// At most so many elements, and never none.
+fn cut_down(made: Tensor) -> Result<Tensor, TchError> {
+    let [rows, columns] = made.size()[..] else {
+        return made.f_reshape([1, -1]);
+    };
+    if rows * columns <= ELEMENTS_MAX { Ok(made) } else { made.f_slice(0, 0, (ELEMENTS_MAX / columns).max(1), 1) }
+}
