@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use plimsoll_runtime::trace::Class;
 use plimsoll_runtime::{Lineage, PlanFile, Trace};
 use plimsoll_tests::command::Bench;
 use serde_json::Value;
@@ -51,10 +52,14 @@ fn behaviour_accounts_for_every_byte_of_the_peak() {
     assert_eq!(sum(&report["intervals"]["histogram"], "intervals"), report["intervals"]["count"]);
     let percentiles = report["intervals"]["percentiles"].as_array().unwrap();
     assert!(percentiles.is_sorted_by_key(|percentile| percentile["interval"].as_u64()));
-    // A recorded iteration ends where it started.
+    // A recorded iteration ends where it started, but for the gradients: the next one lets go of them before anything else.
     let iteration = &report["iteration"];
-    assert_eq!((&iteration["evidence"], &iteration["new"]), (&"recorded".into(), &0.into()), "{iteration}");
-    assert_eq!(iteration["start_bytes"], iteration["end_bytes"]);
+    let gradients: Vec<u64> =
+        trace.storages.iter().filter(|storage| storage.class == Class::Gradient).map(|storage| storage.bytes).collect();
+    assert_eq!((&iteration["evidence"], &iteration["gone"]), (&"recorded".into(), &0.into()), "{iteration}");
+    assert_eq!(iteration["new"], gradients.len(), "{iteration}");
+    let grown = iteration["end_bytes"].as_u64().unwrap() - iteration["start_bytes"].as_u64().unwrap();
+    assert_eq!(grown, gradients.iter().sum::<u64>(), "{iteration}");
     assert!(text.contains("activations") && text.contains("free to swap at 8.00 GB/s"), "{text}");
     let drawing = std::fs::read_to_string(bench.path("behaviour.svg")).unwrap();
     assert!(
