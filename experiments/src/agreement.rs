@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use serde::Serialize;
 
 use crate::results::PointResult;
+use crate::svg::escaped;
 
 /// How well what was predicted agrees with what was measured, over all points that were run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -122,10 +123,6 @@ pub fn scatter(title: &str, results: &[PointResult]) -> String {
     }
     svg.push_str("</svg>\n");
     svg
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod online;
 mod patient;
 mod progress;
 mod results;
+mod svg;
 mod table;
 mod tensorboard;
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::history::{Block, History, Kind};
+use crate::svg::escaped;
 use crate::table::mib;
 
 const WIDTH: f64 = 1_280.0;
@@ -69,7 +70,7 @@ impl Canvas<'_> {
              viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"11\">"
         ));
         self.put(format_args!("<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>"));
-        let subject = escape(&self.history.subject);
+        let subject = escaped(&self.history.subject);
         self.put(format_args!("<text x=\"{LEFT}\" y=\"20\" font-size=\"15\">Device memory of {subject}</text>"));
     }
 
@@ -183,7 +184,7 @@ impl Canvas<'_> {
                     (until - from).max(1.0)
                 ));
             }
-            let label = escape(&shorten(&block.label, 32));
+            let label = escaped(&shorten(&block.label, 32));
             self.put(format_args!(
                 "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" font-size=\"10\">{label} · {} MiB</text>",
                 LEFT - 6.0,
@@ -210,8 +211,4 @@ fn trim(value: f64) -> f64 {
 fn shorten(text: &str, characters_max: usize) -> String {
     let short: String = text.chars().take(characters_max).collect();
     if short.len() < text.len() { format!("{short}…") } else { short }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
