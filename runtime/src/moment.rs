@@ -300,6 +300,12 @@ impl Bookmarks {
         }
     }
 
+    /// Forgets those after the bookmark `last`, and sets `moment` to that.
+    pub(crate) fn go_back_to(&mut self, last: usize, moment: &mut Moment) {
+        self.left = last + 1;
+        self.bookmarks[last].load(moment);
+    }
+
     /// Forgets those after operator index `until`, and sets `moment` to the last one left. Before which operator that
     /// is, or none.
     fn go_back(&mut self, until: usize, moment: &mut Moment) -> Option<usize> {

@@ -35,6 +35,14 @@ struct Decision {
     missing_bytes: i64,
 }
 
+impl Decision {
+    /// Whether it depends on the slack of an operator index in `range`.
+    fn looked_at(&self, range: &Range<usize>) -> bool {
+        let looked_at = self.before as usize - 1..self.end as usize;
+        looked_at.start < range.end && range.start < looked_at.end
+    }
+}
+
 const UNDECIDED: Decision = Decision { before: NONE, end: 0, channel_ns: u64::MAX, spare_bytes: 0, missing_bytes: 0 };
 
 /// What a run is about.
@@ -73,10 +81,16 @@ pub(crate) struct Prefetches {
     slack: Slack,
     /// Whether `slack` is that of the plan at hand: they are found only where they are needed.
     slack_found: bool,
-    /// Bytes that the change under way has added to the slack, and where.
-    shifted: Option<(i64, Range<usize>)>,
-    /// Decisions that the change under way replaced, in order.
+    /// Whether it was found while changes were under way, with what they add in it.
+    slack_has_changes: bool,
+    /// Bytes that the last change is to add to the slack, and where, once that is needed.
+    pending: Option<(i64, Range<usize>)>,
+    /// Bytes that changes under way have added to the slack, and where.
+    shifted: Vec<(i64, Range<usize>)>,
+    /// Decisions that changes under way replaced, in order.
     replaced: Vec<(WindowId, Decision)>,
+    /// Windows that changes under way put on or took off a list, in order.
+    relisted: Vec<(List, WindowId)>,
 }
 
 impl Prefetches {
@@ -89,8 +103,11 @@ impl Prefetches {
             prefetched: Vec::with_capacity(windows),
             slack: Slack::new(operators + 1),
             slack_found: false,
-            shifted: None,
+            slack_has_changes: false,
+            pending: None,
+            shifted: Vec::new(),
             replaced: Vec::with_capacity(windows),
+            relisted: Vec::new(),
         }
     }
 
@@ -125,7 +142,7 @@ impl Prefetches {
             self.replace(self.prefetched[position], UNDECIDED);
         }
         self.prefetched.clear();
-        self.replaced.clear();
+        self.commit();
         self.evicted.clear();
         self.slack_found = false;
         collect_evicted(actions, &mut self.evicted);
@@ -237,7 +254,8 @@ impl Prefetches {
         self.next[last as usize] = next;
     }
 
-    /// Decides again where one window's action becomes `action`, which `actions` has already. Until [`Self::revert`].
+    /// Decides again where one window's action was `was` and is what `actions` has already. Several changes may follow each
+    /// other, until [`Self::revert`] or [`Self::commit`].
     pub(crate) fn change(
         &mut self,
         facts: Facts<'_>,
@@ -246,16 +264,26 @@ impl Prefetches {
         actions: &[Action],
         budget_bytes: u64,
     ) {
-        debug_assert!(self.replaced.is_empty());
-        if !self.slack_found {
-            self.find_slack(facts, budget_bytes);
-        }
         let lineage = facts.lineage;
         let action = actions[changed.index()];
         let window = lineage.window(changed);
         let evicts = |action: Action| i64::from(action != Action::Keep);
         let first = self.prefetched.partition_point(|&id| id < changed);
         let is_listed = self.prefetched.get(first) == Some(&changed);
+        let listed_now = action == Action::Swap && window.used_again;
+        if !self.slack_found && (listed_now || !self.prefetched.is_empty()) {
+            self.slack_has_changes = !self.relisted.is_empty();
+            self.find_slack(facts, budget_bytes);
+        }
+        if evicts(action) != evicts(was) {
+            self.relist(List::Evicted, changed);
+        }
+        if !self.slack_found {
+            return;
+        }
+        self.shift_slack();
+        self.pending =
+            Some(((evicts(action) - evicts(was)) * facts.bytes(window), window.start as usize..window.end as usize));
         let mut again = Again {
             slack: (evicts(action) - evicts(was)) * facts.bytes(window),
             slack_range: window.start as usize..window.end as usize,
@@ -275,6 +303,25 @@ impl Prefetches {
         if !is_listed && first == 0 {
             self.decide_again(facts, &mut again, changed, 0, action);
         }
+        if is_listed != listed_now {
+            self.relist(List::Prefetched, changed);
+        }
+    }
+
+    /// Puts a window on a list, or takes it off.
+    fn relist(&mut self, which: List, id: WindowId) {
+        self.turn(which, id);
+        self.relisted.push((which, id));
+    }
+
+    fn turn(&mut self, which: List, id: WindowId) {
+        let list = if which == List::Evicted { &mut self.evicted } else { &mut self.prefetched };
+        match list.binary_search(&id) {
+            Ok(position) => {
+                list.remove(position);
+            }
+            Err(position) => list.insert(position, id),
+        }
     }
 
     /// One window of a changed plan: `position` is its place among the prefetched ones, or that of the first after it.
@@ -289,11 +336,18 @@ impl Prefetches {
             if is_given_back {
                 self.claim(facts, id, was, 1);
             }
+            if again.touches_slack(was) {
+                // It stands, with less to spare than it had.
+                self.replaced.push((id, was));
+                let decision = &mut self.decisions[id.index()];
+                decision.spare_bytes += again.slack.min(0);
+                decision.missing_bytes -= again.slack.max(0);
+            }
             (again.channel_ns, again.channel_was_ns) = (was.channel_ns, was.channel_ns);
             return;
         }
         let window = facts.lineage.window(id);
-        self.shift_slack(again.slack, &again.slack_range);
+        self.shift_slack();
         if was.before != NONE && !is_given_back {
             self.claim(facts, id, was, -1);
         }
@@ -333,25 +387,49 @@ impl Prefetches {
         self.replace(id, decision);
     }
 
-    /// Takes the change under way back.
+    /// Takes the changes under way back.
     pub(crate) fn revert(&mut self, facts: Facts<'_>) {
         while let Some((id, decision)) = self.replaced.pop() {
-            self.claim(facts, id, self.decisions[id.index()], -1);
-            self.claim(facts, id, decision, 1);
+            let now = self.decisions[id.index()];
+            if now.before != decision.before {
+                self.claim(facts, id, now, -1);
+                self.claim(facts, id, decision, 1);
+            }
             self.replace(id, decision);
         }
-        if let Some((bytes, range)) = self.shifted.take() {
+        self.pending = None;
+        while let Some((bytes, range)) = self.shifted.pop() {
             self.slack.add(range, -bytes);
         }
+        while let Some((which, id)) = self.relisted.pop() {
+            self.turn(which, id);
+        }
+        self.slack_found &= !std::mem::take(&mut self.slack_has_changes);
     }
 
-    /// Changes the slack by what the change under way frees or takes, once it is needed.
-    fn shift_slack(&mut self, bytes: i64, range: &Range<usize>) {
-        if bytes != 0 && self.shifted.is_none() {
+    /// Lets the changes under way stand.
+    pub(crate) fn commit(&mut self) {
+        self.shift_slack();
+        self.shifted.clear();
+        self.replaced.clear();
+        self.relisted.clear();
+        self.slack_has_changes = false;
+    }
+
+    /// Changes the slack by what the last change frees or takes.
+    fn shift_slack(&mut self) {
+        if let Some((bytes, range)) = self.pending.take().filter(|&(bytes, _)| bytes != 0) {
             self.slack.add(range.clone(), bytes);
-            self.shifted = Some((bytes, range.clone()));
+            self.shifted.push((bytes, range));
         }
     }
+}
+
+/// A list that a change may put a window on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum List {
+    Evicted,
+    Prefetched,
 }
 
 /// How far the decisions of a changed plan have come.
@@ -371,12 +449,15 @@ struct Again {
 impl Again {
     /// Whether the change leaves a decision as it was.
     fn leaves(&self, was: Decision) -> bool {
-        let looked_at = was.before as usize - 1..was.end as usize;
-        let touches = |range: &Range<usize>| looked_at.start < range.end && range.start < looked_at.end;
         let slack_matters = -self.slack > was.spare_bytes || self.slack >= was.missing_bytes;
         self.channel_ns == self.channel_was_ns
-            && !self.claims_range.as_ref().is_some_and(touches)
-            && !(slack_matters && touches(&self.slack_range))
+            && !self.claims_range.as_ref().is_some_and(|range| was.looked_at(range))
+            && !(slack_matters && was.looked_at(&self.slack_range))
+    }
+
+    /// Whether the change adds slack, or takes some, where a decision looked.
+    fn touches_slack(&self, was: Decision) -> bool {
+        self.slack != 0 && was.looked_at(&self.slack_range)
     }
 }
 

@@ -19,6 +19,7 @@ mod retention;
 use std::ops::Range;
 
 use self::change::Base;
+pub use self::change::CHANGES_MAX;
 use self::explain::Notes;
 pub use self::explain::{Explanation, PeakBytes, TimeByCause};
 use crate::agenda::Agenda;
@@ -321,6 +322,12 @@ impl<'a> Timeline<'a> {
         self.prefetches.decide(Facts { lineage, copies, placement }, &self.actions, budget_bytes);
         self.note_agenda();
         self.operator = self.start();
+        self.run_on()
+    }
+
+    /// Runs from the operator at hand to the end, or to where something must be chosen first.
+    fn run_on(&mut self) -> Run {
+        let on_pressure = self.on_pressure;
         loop {
             if on_pressure != OnPressure::Exceed {
                 self.last_run.bookmarks.pass(self.operator, &mut self.at);

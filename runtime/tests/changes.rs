@@ -1,9 +1,10 @@
-//! The promise: a change is predicted exactly as the changed plan would be, whatever the base.
+//! The promise: changes are predicted exactly as the changed plan would be, whatever the base, and wherever that came from.
 
 mod support;
 
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::lineage::WindowId;
+use plimsoll_runtime::timeline::CHANGES_MAX;
 use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Problem, SlowTiers, Timeline, Trace, plan};
 use support::draw::Draw;
 use support::oracle;
@@ -19,7 +20,7 @@ fn random_action(draw: &mut Draw, recomputable: bool) -> Action {
     if action == Action::Recompute && !recomputable { Action::Swap } else { action }
 }
 
-/// Predicts `changes` changes of `plan`, each on its own, now and then going on from a changed plan.
+/// Predicts `changes` times some changes of `plan`, now and then going on from the changed plan.
 fn check_changes(
     draw: &mut Draw,
     (trace, lineage): (&Trace, &Lineage),
@@ -36,17 +37,27 @@ fn check_changes(
     let mut afresh = Timeline::new(trace, lineage, tiers);
     assert_eq!(timeline.rebase(&plan, budget_bytes), afresh.predict(&plan, budget_bytes), "the base");
     for change in 0..changes {
-        let id = WindowId(draw.below(windows) as u32);
-        let action = random_action(draw, lineage.window(id).recomputable);
-        let was = plan.action(id);
-        plan.set(id, action);
-        let expected = afresh.predict(&plan, budget_bytes);
-        let found = timeline.predict_change(id, action);
-        assert_eq!(found, expected, "change {change}: {:?} becomes {action:?}, was {was:?}", lineage.window(id));
-        if draw.chance(10) {
-            assert_eq!(timeline.rebase(&plan, budget_bytes), expected);
-        } else {
-            plan.set(id, was);
+        let mut changed = plan.clone();
+        let mut together: Vec<(WindowId, Action)> = Vec::new();
+        for _ in 0..draw.pick(&[1, 1, 2, 3, CHANGES_MAX as u64, CHANGES_MAX as u64 + 1]) {
+            let mut id = WindowId(draw.below(windows) as u32);
+            if draw.chance(30) {
+                // Windows of one storage follow each other closely.
+                id = together.last().map_or(id, |&(other, _)| WindowId((other.0 + 1).min(windows as u32 - 1)));
+            }
+            if together.iter().all(|&(other, _)| other != id) {
+                let action = random_action(draw, lineage.window(id).recomputable);
+                together.push((id, action));
+                changed.set(id, action);
+            }
+        }
+        let expected = afresh.predict(&changed, budget_bytes);
+        assert_eq!(timeline.predict_changes(&together), expected, "change {change}: {together:?}");
+        if draw.chance(30) {
+            plan = changed;
+            let accepted =
+                if draw.chance(80) { timeline.accept_changes(&together) } else { timeline.rebase(&plan, budget_bytes) };
+            assert_eq!(accepted, expected, "change {change}: {together:?}, accepted");
         }
     }
 }

@@ -1,26 +1,37 @@
-//! Predicting a plan that differs in one action from one that is known: only where the difference matters.
+//! Predicting a plan that differs in a few actions from one that is known: only where the difference matters.
 //!
 //! The run of the known plan, the *base*, left bookmarks. The run of the changed plan starts from the last of them
 //! before the first difference. Wherever it stands at a bookmark as the base stood there, but for the time, for a number
-//! of device bytes and for the changed window itself, it passes over all stretches that would go as they went in the
+//! of device bytes and for the changed windows themselves, it passes over all stretches that would go as they went in the
 //! base: in which nothing of the change happens, no comparison with the budget would fall otherwise with so many bytes
-//! more or less, and no rerun depends on the changed storage.
+//! more or less, and no rerun depends on a changed storage.
 
 use crate::hardware::Tier;
 use crate::lineage::WindowId;
 use crate::moment::{Bookmark, Bookmarks, InFlight};
 use crate::plan::{Action, Plan};
 use crate::prefetch::Facts;
-use crate::timeline::{NO_WINDOW, OnPressure, Prediction, Residency, Timeline};
+use crate::timeline::{NO_WINDOW, OnPressure, Prediction, Residency, Run, Timeline};
+
+/// Changes that are predicted together; more are predicted as a whole plan.
+pub const CHANGES_MAX: usize = 4;
 
 /// Bookmarks in the base. The more there are, the less of it has to be run again, and the longer it takes to find out.
 const BOOKMARKS: usize = 320;
+
+/// Changes made to a base one after another, after which it is run as a whole again: each leaves a few stops behind at
+/// which nothing happens any more.
+const ACCEPTED_MAX: usize = 32;
 
 /// The run of a plan that changes are predicted against.
 #[derive(Debug)]
 pub(super) struct Base {
     pub(super) bookmarks: Bookmarks,
     prediction: Option<Prediction>,
+    /// The changes under way: windows, and what the base does with them.
+    changes: Vec<(WindowId, Action)>,
+    /// Changes that were made to the base since it was run as a whole.
+    accepted: usize,
     /// Per bookmark: whether something of the change under way happens between it and the next.
     changed: Vec<bool>,
     /// Operator indices that the change under way added to the agenda.
@@ -34,6 +45,8 @@ impl Base {
         Base {
             bookmarks: Bookmarks::new(operators, BOOKMARKS),
             prediction: None,
+            changes: Vec::with_capacity(CHANGES_MAX),
+            accepted: 0,
             changed: Vec::new(),
             noted: Vec::new(),
             touched: Vec::new(),
@@ -48,24 +61,36 @@ impl Base {
 /// How the run of a changed plan stands to its base at a bookmark of that.
 #[derive(Clone, Copy)]
 struct Difference {
+    /// Where the storage of each changed window is, while it is in that window.
+    places: Places,
+
     /// How much later it is.
     lag_ns: i64,
     /// Device bytes more.
     excess_bytes: i64,
     /// Bytes more in the host's memory.
     host_bytes: i64,
-    /// Whether the changed window is in another place.
-    apart: bool,
+    /// Whether each changed window is in another place.
+    apart: [bool; CHANGES_MAX],
 }
+
+/// Per change under way: where its storage is, while that is in the changed window.
+type Places = [Option<Residency>; CHANGES_MAX];
 
 impl Timeline<'_> {
     /// Predicts `plan` under `budget_bytes` as [`Timeline::predict`] does, and makes it the base of
     /// [`Timeline::predict_change`].
     pub fn rebase(&mut self, plan: &Plan, budget_bytes: u64) -> Prediction {
         self.base.bookmarks.clear();
+        self.base.accepted = 0;
         self.leaves_base = true;
         let prediction = self.predict(plan, budget_bytes);
         self.leaves_base = false;
+        self.settle_base(prediction)
+    }
+
+    /// Makes the run whose bookmarks are left the base.
+    fn settle_base(&mut self, prediction: Prediction) -> Prediction {
         for bookmark in self.base.bookmarks.left() {
             self.agenda.note(bookmark.operator);
         }
@@ -75,52 +100,110 @@ impl Timeline<'_> {
         prediction
     }
 
-    /// Predicts the base with another action for one window, as [`Timeline::predict`] would, in a fraction of the time.
-    /// The base stays as it is: to go on from the changed plan, make that the base.
+    /// Predicts the base with another action for one window: [`Timeline::predict_changes`] of one.
     ///
-    /// Where slow tiers are limited a change may displace any copy, and the whole plan is predicted.
+    /// # Panics
+    ///
+    /// As that does.
+    pub fn predict_change(&mut self, window: WindowId, action: Action) -> Prediction {
+        self.predict_changes(&[(window, action)])
+    }
+
+    /// Predicts the base with other actions for some windows, each named once, as [`Timeline::predict`] would, in a
+    /// fraction of the time. The base stays as it is: to go on from the changed plan, accept the changes.
+    ///
+    /// Where slow tiers are limited a change may displace any copy, and the whole plan is predicted. So it is of more than
+    /// [`CHANGES_MAX`] changes.
     ///
     /// # Panics
     ///
     /// If [`Timeline::rebase`] was not the last run before, changes apart.
-    pub fn predict_change(&mut self, window: WindowId, action: Action) -> Prediction {
+    pub fn predict_changes(&mut self, changes: &[(WindowId, Action)]) -> Prediction {
         let base = self.base.prediction.expect("a change is predicted against a base");
-        let was = self.actions[window.index()];
-        if !self.placement.is_unlimited() {
-            return self.predict_change_whole(window, action);
-        }
-        if was == action {
-            return base;
+        if !self.placement.is_unlimited() || changes.len() > CHANGES_MAX {
+            return self.predict_changes_whole(changes);
         }
         self.on_pressure = OnPressure::Exceed;
-        let facts = Facts { lineage: self.lineage, copies: &self.copies, placement: &self.placement };
-        self.actions[window.index()] = action;
-        self.prefetches.change(facts, window, was, &self.actions, self.budget_bytes);
-        self.note_change(window);
-        let prediction = self.run_change(window, base);
+        self.begin_changes(changes);
+        if self.base.changes.is_empty() {
+            return base;
+        }
+        let prediction = self.run_changes(base);
         let facts = Facts { lineage: self.lineage, copies: &self.copies, placement: &self.placement };
         self.prefetches.revert(facts);
-        self.actions[window.index()] = was;
-        self.forget_change();
+        for &(window, was) in &self.base.changes {
+            self.actions[window.index()] = was;
+        }
+        self.forget_changes();
         prediction
     }
 
-    fn predict_change_whole(&mut self, window: WindowId, action: Action) -> Prediction {
-        let budget_bytes = self.budget_bytes;
-        let was = self.asked.action(window);
-        let mut plan = std::mem::replace(&mut self.asked, Plan::keep_all(0));
-        plan.set(window, action);
-        let prediction = self.predict(&plan, budget_bytes);
-        plan.set(window, was);
-        self.rebase(&plan, budget_bytes);
+    /// Makes the changed plan the base: [`Timeline::rebase`], from the first change on.
+    ///
+    /// # Panics
+    ///
+    /// As [`Timeline::predict_changes`] does.
+    pub fn accept_changes(&mut self, changes: &[(WindowId, Action)]) -> Prediction {
+        let base = self.base.prediction.expect("a change is made to a base");
+        self.base.accepted += 1;
+        if !self.placement.is_unlimited() || changes.len() > CHANGES_MAX || self.base.accepted > ACCEPTED_MAX {
+            let (plan, budget_bytes) = (self.changed_plan(changes), self.budget_bytes);
+            return self.rebase(&plan, budget_bytes);
+        }
+        self.on_pressure = OnPressure::Exceed;
+        self.begin_changes(changes);
+        if self.base.changes.is_empty() {
+            return base;
+        }
+        self.prefetches.commit();
+        let first = self.first_changed();
+        self.base.noted.clear();
+        self.forget_changes();
+        self.base.forget();
+        self.base.bookmarks.go_back_to(first, &mut self.at);
+        self.operator = self.base.bookmarks.left()[first].operator;
+        self.leaves_base = true;
+        let run = self.run_on();
+        self.leaves_base = false;
+        let Run::Finished(prediction) = run else { unreachable!("a run that may exceed the budget never stops") };
+        self.settle_base(prediction)
+    }
+
+    fn changed_plan(&self, changes: &[(WindowId, Action)]) -> Plan {
+        let asked = if self.placement.is_unlimited() { &self.actions } else { self.asked.actions() };
+        let mut plan = Plan::keep_all(asked.len());
+        for (window, &action) in (0..).map(WindowId).zip(asked) {
+            plan.set(window, action);
+        }
+        for &(window, action) in changes {
+            plan.set(window, action);
+        }
+        plan
+    }
+
+    fn predict_changes_whole(&mut self, changes: &[(WindowId, Action)]) -> Prediction {
+        let (base, changed, budget_bytes) = (self.changed_plan(&[]), self.changed_plan(changes), self.budget_bytes);
+        let prediction = self.predict(&changed, budget_bytes);
+        self.rebase(&base, budget_bytes);
         prediction
     }
 
-    /// Notes where the changed plan may do something else than the base.
-    fn note_change(&mut self, window: WindowId) {
-        let facts = self.lineage.window(window);
+    /// Makes the changes to actions and prefetches, and notes where the changed plan may do something else than the base.
+    fn begin_changes(&mut self, changes: &[(WindowId, Action)]) {
+        self.base.changes.clear();
         self.base.touched.clear();
-        self.base.touched.extend([facts.start as usize, facts.last_operator()]);
+        for &(window, action) in changes {
+            let was = std::mem::replace(&mut self.actions[window.index()], action);
+            if was == action {
+                continue;
+            }
+            debug_assert!(self.base.changes.iter().all(|&(other, _)| other != window), "window {} twice", window.0);
+            let facts = Facts { lineage: self.lineage, copies: &self.copies, placement: &self.placement };
+            self.prefetches.change(facts, window, was, &self.actions, self.budget_bytes);
+            self.base.changes.push((window, was));
+            let window = self.lineage.window(window);
+            self.base.touched.extend([window.start as usize, window.last_operator()]);
+        }
         for (id, was) in self.prefetches.moved() {
             if was != self.prefetches.before(id) {
                 self.base.touched.extend(was.into_iter().chain(self.prefetches.before(id)));
@@ -135,7 +218,7 @@ impl Timeline<'_> {
         }
     }
 
-    fn forget_change(&mut self) {
+    fn forget_changes(&mut self) {
         while let Some(operator) = self.base.noted.pop() {
             self.agenda.forget(operator);
         }
@@ -145,8 +228,13 @@ impl Timeline<'_> {
         }
     }
 
-    fn run_change(&mut self, window: WindowId, base: Prediction) -> Prediction {
-        let mut bookmark = self.base.changed.iter().position(|&changed| changed).expect("the window is somewhere");
+    /// The last bookmark before anything changes.
+    fn first_changed(&self) -> usize {
+        self.base.changed.iter().position(|&changed| changed).expect("the windows are somewhere")
+    }
+
+    fn run_changes(&mut self, base: Prediction) -> Prediction {
+        let mut bookmark = self.first_changed();
         let count = self.base.bookmarks.left().len();
         self.base.bookmarks.left()[bookmark].load(&mut self.at);
         self.operator = self.base.bookmarks.left()[bookmark].operator;
@@ -161,8 +249,8 @@ impl Timeline<'_> {
                 continue;
             }
             bookmark += 1;
-            let Some(difference) = self.difference(window, bookmark) else { continue };
-            let passed = self.pass_over_segments(window, bookmark, difference);
+            let Some(difference) = self.difference(bookmark) else { continue };
+            let passed = self.pass_over_segments(bookmark, difference);
             if passed == bookmark {
                 continue;
             }
@@ -175,21 +263,25 @@ impl Timeline<'_> {
                 self.at.now_ns = end_ns;
                 return self.conclude();
             }
-            self.stand_at(window, passed, difference);
+            self.stand_at(passed, difference);
             bookmark = passed;
         }
     }
 
     /// Passes over stretches of the base from a bookmark on, as far as they go as they went. The bookmark, or one past
     /// the last, where something else happens.
-    fn pass_over_segments(&mut self, window: WindowId, from: usize, difference: Difference) -> usize {
-        let storage = self.lineage.window(window).storage;
+    fn pass_over_segments(&mut self, from: usize, difference: Difference) -> usize {
         self.at.close_segment();
         let mut passed = from;
         for (bookmark, &changed) in self.base.bookmarks.left().iter().zip(&self.base.changed).skip(from) {
             let segment = &bookmark.segment;
-            let depends = difference.apart && segment.looked_at(storage);
-            if changed || depends || !segment.bears(difference.excess_bytes) {
+            let depends = |(&(window, _), apart): (&(WindowId, Action), bool)| {
+                apart && segment.looked_at(self.lineage.window(window).storage)
+            };
+            if changed
+                || self.base.changes.iter().zip(difference.apart).any(depends)
+                || !segment.bears(difference.excess_bytes)
+            {
                 break;
             }
             self.at.result.include(segment, difference.excess_bytes, difference.host_bytes);
@@ -200,7 +292,7 @@ impl Timeline<'_> {
     }
 
     /// How the run stands to the base at a bookmark of that; none where they differ in more than that can say.
-    fn difference(&self, window: WindowId, bookmark: usize) -> Option<Difference> {
+    fn difference(&self, bookmark: usize) -> Option<Difference> {
         let base = &self.base.bookmarks.left()[bookmark];
         let (now_ns, base_now_ns) = (self.start_now_ns(self.at.lag_ns), self.start_now_ns(base.lag_ns));
         let busy_ns = |moment_ns: u64| moment_ns.saturating_sub(now_ns);
@@ -216,12 +308,10 @@ impl Timeline<'_> {
         if !alike {
             return None;
         }
-        let storage = self.lineage.window(window).storage;
-        let mine = (self.at.window[storage.index()] == window.0).then(|| self.at.residency[storage.index()]);
-        let mut its = None;
+        let (mine, mut its): (Places, Places) = (self.places(), [None; CHANGES_MAX]);
         for &InFlight { storage, window: open, residency, copy_done_ns } in &base.in_flight {
-            if open == window.0 {
-                its = Some(residency);
+            if let Some(change) = self.base.changes.iter().position(|&(window, _)| open == window.0) {
+                its[change] = Some(residency);
                 continue;
             }
             let index = storage.index();
@@ -233,15 +323,27 @@ impl Timeline<'_> {
                 return None;
             }
         }
-        let both = |place: Option<Residency>| usize::from(place.is_some());
-        let settled = |place| matches!(place, None | Some(Residency::Offloaded | Residency::Dropped));
-        let same_others = self.at.in_flight().len() - both(mine) == base.in_flight.len() - both(its);
-        (same_others && settled(mine) && settled(its)).then(|| Difference {
+        let count = |places: &Places| places.iter().flatten().count();
+        let settled =
+            |place: &Option<Residency>| matches!(place, None | Some(Residency::Offloaded | Residency::Dropped));
+        let same_others = self.at.in_flight().len() - count(&mine) == base.in_flight.len() - count(&its);
+        (same_others && mine.iter().chain(&its).all(settled)).then(|| Difference {
+            places: mine,
             lag_ns: self.at.lag_ns as i64 - base.lag_ns as i64,
             excess_bytes: self.at.excess_bytes - base.excess_bytes,
             host_bytes: self.at.slow_bytes[Tier::Host as usize] as i64 - base.slow_bytes[Tier::Host as usize] as i64,
-            apart: mine != its,
+            apart: std::array::from_fn(|change| mine[change] != its[change]),
         })
+    }
+
+    /// Where the storages of changed windows are in the run under way.
+    fn places(&self) -> Places {
+        let mut places = [None; CHANGES_MAX];
+        for (place, &(window, _)) in places.iter_mut().zip(&self.base.changes) {
+            let storage = self.lineage.window(window).storage.index();
+            *place = (self.at.window[storage] == window.0).then(|| self.at.residency[storage]);
+        }
+        places
     }
 
     /// When the operator at hand starts with such a lag.
@@ -250,9 +352,7 @@ impl Timeline<'_> {
     }
 
     /// Takes up the run at a bookmark of the base that it has passed over stretches to.
-    fn stand_at(&mut self, window: WindowId, bookmark: usize, difference: Difference) {
-        let storage = self.lineage.window(window).storage;
-        let mine = (self.at.window[storage.index()] == window.0).then(|| self.at.residency[storage.index()]);
+    fn stand_at(&mut self, bookmark: usize, difference: Difference) {
         let result = self.at.result;
         let base: &Bookmark = &self.base.bookmarks.left()[bookmark];
         base.load(&mut self.at);
@@ -270,14 +370,20 @@ impl Timeline<'_> {
         at.excess_bytes += difference.excess_bytes;
         let host_bytes = &mut at.slow_bytes[Tier::Host as usize];
         *host_bytes = host_bytes.saturating_add_signed(difference.host_bytes);
-        if at.window[storage.index()] == window.0 {
-            at.close_window(storage);
-            at.residency[storage.index()] = Residency::Resident;
+        for &(window, _) in &self.base.changes {
+            let storage = self.lineage.window(window).storage;
+            if at.window[storage.index()] == window.0 {
+                at.close_window(storage);
+                at.residency[storage.index()] = Residency::Resident;
+            }
         }
-        if let Some(residency) = mine {
-            debug_assert_eq!(at.window[storage.index()], NO_WINDOW);
-            at.open_window(storage, window);
-            at.residency[storage.index()] = residency;
+        for (&(window, _), place) in self.base.changes.iter().zip(difference.places) {
+            if let Some(residency) = place {
+                let storage = self.lineage.window(window).storage;
+                debug_assert_eq!(at.window[storage.index()], NO_WINDOW);
+                at.open_window(storage, window);
+                at.residency[storage.index()] = residency;
+            }
         }
     }
 }
