@@ -2,15 +2,46 @@
 
 use std::path::Path;
 
+use std::time::Duration;
+
 use anyhow::{Context, bail};
+use clap::Args;
 use plimsoll_env::instance::REFERENCES;
 use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
+use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::{
-    ActionSet, Decided, LearnedPolicy, Policy, PolicyFile, Problem, least_feasible_budget, plan, plan_learned,
+    ActionSet, Decided, LearnedPolicy, Planner, Policy, PolicyFile, Problem, least_feasible_budget, plan,
 };
 
-/// Sampled decodes beside the greedy one, unless the command line says otherwise.
-pub const DECODES: u64 = 8;
+/// How much is tried for each plan of a learned policy.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct PlannerFlags {
+    /// Sampled decodes of a learned policy beside the greedy one
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub decodes: u64,
+    /// Milliseconds that planning with a learned policy may take: more decodes, baselines, and search from the best of
+    /// them. 0: decodes alone, and baselines only where no decode holds the budget
+    #[arg(long, default_value_t = 200, value_name = "MS")]
+    pub search_ms: u64,
+    /// Plans that the search tries, in place of a limit of time: the same plan on every machine
+    #[arg(long, conflicts_with = "search_ms", value_name = "N")]
+    pub search_plans: Option<u64>,
+    /// Seed of decodes and search
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub search_seed: u64,
+}
+
+impl PlannerFlags {
+    /// What the flags ask for.
+    pub fn planner(&self) -> Planner {
+        let limits = match self.search_plans {
+            Some(plans) => Limits::evaluations(plans),
+            None if self.search_ms == 0 => return Planner::decoding(self.decodes),
+            None => Limits::wall(Duration::from_millis(self.search_ms)),
+        };
+        Planner { decodes: self.decodes, limits: Limits { seed: self.search_seed, ..limits }, ..Planner::default() }
+    }
+}
 
 /// What decides.
 pub enum Chosen {
@@ -65,14 +96,14 @@ impl Chosen {
         }
     }
 
-    /// Plans `problem`; `decodes` is the number of sampled decodes of a learned policy.
-    pub fn plan(&self, problem: Problem<'_>, decodes: u64) -> Decided {
+    /// Plans `problem`: a baseline as it does, a learned policy with the help of `planner`.
+    pub fn plan(&self, problem: Problem<'_>, planner: &Planner) -> Decided {
         match self {
             Chosen::Baseline(name) => {
                 let mut policy = baseline(name, 0).expect("parsed as the name of a baseline");
                 Decided { planned: plan(problem, policy.as_mut()), by: name }
             }
-            Chosen::Learned { file, .. } => plan_learned(problem, &self.learned(file), decodes),
+            Chosen::Learned { file, .. } => planner.plan(problem, Some(&self.learned(file))),
         }
     }
 
@@ -89,8 +120,8 @@ impl Chosen {
     }
 
     /// Plans `problem`, or says which budget would have been enough.
-    pub fn plan_or_refuse(&self, problem: Problem<'_>, decodes: u64) -> anyhow::Result<Decided> {
-        let decided = self.plan(problem, decodes);
+    pub fn plan_or_refuse(&self, problem: Problem<'_>, planner: &Planner) -> anyhow::Result<Decided> {
+        let decided = self.plan(problem, planner);
         if !decided.planned.fits() {
             let needed = decided.planned.prediction.peak_bytes;
             // A few that do with little, not all: each is asked many times.

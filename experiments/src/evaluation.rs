@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
-use plimsoll_runtime::{Lineage, Link};
+use plimsoll_runtime::{Lineage, Link, Planner};
 
 use crate::chosen::Chosen;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
@@ -21,8 +21,8 @@ pub struct Comparison<'a> {
     pub link: Link,
     /// Whether the link is emulated.
     pub link_emulated: bool,
-    /// Sampled decodes of learned policies.
-    pub decodes: u64,
+    /// What helps learned policies.
+    pub planner: Planner,
     /// Whether plans are run on the loop.
     pub real: bool,
     /// Flags of the loop.
@@ -47,7 +47,7 @@ impl Comparison<'_> {
                 actions: self.config.evaluation.actions,
             };
             for policy in self.policies {
-                let decided = policy.plan(instance.problem(), self.decodes);
+                let decided = policy.plan(instance.problem(), &self.planner);
                 let mut result = PointResult::planned(policy.name(), &instance.problem(), self.link_emulated, &decided);
                 firsts.push(iterations_done);
                 if self.real && result.feasible {

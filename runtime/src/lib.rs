@@ -44,7 +44,7 @@ pub use hardware::{Link, SlowTiers};
 pub use learned::LearnedPolicy;
 pub use lineage::Lineage;
 pub use plan::{Action, ActionSet, Plan, PlanFile};
-pub use planner::{Decided, Planned, least_feasible_budget, plan, plan_learned};
+pub use planner::{Decided, Planned, Planner, least_feasible_budget, plan};
 pub use policy::{Choice, Policy};
 pub use policy_file::PolicyFile;
 pub use schedule::Schedule;

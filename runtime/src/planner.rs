@@ -1,11 +1,18 @@
-//! The planner: a policy's decisions, predicted, as one plan.
+//! The planner: from a policy's decisions to the one plan that is carried out.
+//!
+//! A decode of a policy, some more of them with chance, what baselines make of the problem, and a search from the best of
+//! them all; the timeline judges each. What a policy sees, what a baseline's rule is, and how the search moves are not known
+//! here.
 
-use std::time::Instant;
+use std::ops::ControlFlow;
+use std::slice;
+use std::time::{Duration, Instant};
 
-use crate::baselines::{BASELINES, baseline};
-use crate::learned::LearnedPolicy;
+use crate::baselines::{BASELINES, KeepAll, baseline};
+use crate::learned::{LearnedPolicy, Noting};
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::search::{Found, Limits, Prior, search};
 use crate::sweep::{Problem, Sweep};
 use crate::timeline::Prediction;
 
@@ -67,31 +74,139 @@ pub struct Decided {
 
 /// The name of plans that a learned policy made.
 pub const LEARNED: &str = "learned";
+/// The name of plans that a search found, a learned policy being its guide.
+pub const LEARNED_SEARCH: &str = "learned+search";
+/// The name of plans that a search found by itself, or from a baseline's plan.
+pub const SEARCH: &str = "search";
 
-/// Lets a learned policy plan `problem`: one greedy decode and `decodes` sampled ones, of which the best predicted is
-/// kept. Where none of them holds the budget, the best baseline that does stands in, under its own name.
-pub fn plan_learned(problem: Problem<'_>, policy: &LearnedPolicy, decodes: u64) -> Decided {
-    let started = Instant::now();
-    let mut best = Decided { planned: plan(problem, &mut policy.clone()), by: LEARNED };
-    let mut offer = |by: &'static str, planned: Planned| {
-        if planned.is_better_than(&best.planned) {
-            best = Decided { planned, by };
-        }
-    };
-    for seed in 0..decodes {
-        offer(LEARNED, plan(problem, &mut policy.with_seed(seed)));
+/// The baselines that are asked, in this order: those that were the best most often for the time they take come first, and
+/// those that need next to none between them.
+pub const PORTFOLIO: [&str; 10] =
+    ["appobmem", "superneurons", "dtr", "capuchin", "dtr-swap", "msps", "autoswap", "cheapest", "vdnn++", "chen"];
+
+/// The shares of the time after which no other decode, and no other baseline, is begun.
+const DECODES_SHARE: f64 = 0.2;
+const PORTFOLIO_SHARE: f64 = 0.5;
+
+/// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
+///
+/// One decode of the policy is always made. What comes after it may be cut short by [`Limits::wall`], which is exceeded by
+/// no more than the cost of one decode. Without that, the same seed and the same numbers give the same plan on every
+/// machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Planner {
+    /// Sampled decodes of a learned policy, beside the greedy one.
+    pub decodes: u64,
+    /// Baselines whose plans compete, in this order. Where no plan fits, all of [`BASELINES`] are asked, whatever the time:
+    /// a plan that fits is owed.
+    pub portfolio: &'static [&'static str],
+    /// Of the search: its evaluations and its seed. `wall` limits all of planning.
+    pub limits: Limits,
+}
+
+impl Default for Planner {
+    /// Eight decodes, the portfolio and search, within 200 ms.
+    fn default() -> Self {
+        Planner { decodes: 8, portfolio: &PORTFOLIO, limits: Limits::wall(Duration::from_millis(200)) }
     }
-    if !best.planned.fits() {
-        for name in BASELINES {
-            let mut baseline = baseline(name, 0).expect("every name in the list is known");
-            let planned = plan(problem, baseline.as_mut());
-            if planned.is_better_than(&best.planned) {
-                best = Decided { planned, by: name };
+}
+
+impl Planner {
+    /// One greedy decode and `decodes` sampled ones, without a limit of time, without baselines and without search.
+    pub const fn decoding(decodes: u64) -> Self {
+        Planner { decodes, portfolio: &[], limits: Limits::evaluations(0) }
+    }
+
+    /// Plans `problem`. Without a policy, baselines and search do what they can: the control that says what a policy is
+    /// good for; without a portfolio as well, it is the search from keep-all.
+    pub fn plan(&self, problem: Problem<'_>, policy: Option<&LearnedPolicy>) -> Decided {
+        let started = Instant::now();
+        let mut planning = Planning::new(problem, self.limits, policy, started);
+        if let Some(policy) = policy {
+            for seed in (0..self.decodes).map(|decode| self.limits.seed.wrapping_add(decode)) {
+                if planning.is_over(DECODES_SHARE) {
+                    break;
+                }
+                planning.offer(LEARNED, plan(problem, &mut policy.with_seed(seed)));
             }
         }
+        for name in self.portfolio {
+            if planning.is_over(PORTFOLIO_SHARE) {
+                break;
+            }
+            planning.ask(name);
+        }
+        if self.limits.evaluations > 0 && !planning.is_over(1.0) {
+            planning.search();
+        }
+        for name in BASELINES.iter().filter(|name| !planning.asked.contains(name)).collect::<Vec<_>>() {
+            if planning.best.planned.fits() {
+                break;
+            }
+            planning.ask(name);
+        }
+        planning.best.planned.decide_ns = started.elapsed().as_nanos() as u64;
+        planning.best
     }
-    best.planned.decide_ns = started.elapsed().as_nanos() as u64;
-    best
+}
+
+/// A plan in the making.
+struct Planning<'a> {
+    problem: Problem<'a>,
+    limits: Limits,
+    started: Instant,
+    best: Decided,
+    /// Baselines whose plans were offered.
+    asked: Vec<&'static str>,
+    /// What the policy thought of every window.
+    prior: Option<Prior>,
+}
+
+impl<'a> Planning<'a> {
+    /// Begins with the greedy decode, or without a policy with plain keep-all.
+    fn new(problem: Problem<'a>, limits: Limits, policy: Option<&LearnedPolicy>, started: Instant) -> Self {
+        let (best, prior) = match policy {
+            Some(policy) => {
+                let mut noting = Noting::new(policy.clone(), problem.lineage.windows().len());
+                let planned = plan(problem, &mut noting);
+                (Decided { planned, by: LEARNED }, Some(noting.into_prior()))
+            }
+            None => (Decided { planned: plan(problem, &mut KeepAll), by: "keep-all" }, None),
+        };
+        Planning { problem, limits, started, best, asked: Vec::new(), prior }
+    }
+
+    /// Whether this share of the time is over, or nothing is left to be gained.
+    fn is_over(&self, share: f64) -> bool {
+        let late = self.limits.wall.is_some_and(|wall| self.started.elapsed() >= wall.mul_f64(share));
+        let best = &self.best.planned;
+        late || best.fits() && best.prediction.makespan_ns <= self.problem.lineage.keep_all_makespan_ns()
+    }
+
+    fn offer(&mut self, by: &'static str, planned: Planned) {
+        if planned.is_better_than(&self.best.planned) {
+            self.best = Decided { planned, by };
+        }
+    }
+
+    fn ask(&mut self, name: &'static str) {
+        let mut policy = baseline(name, self.limits.seed).expect("every name in a portfolio is a baseline's");
+        self.offer(name, plan(self.problem, policy.as_mut()));
+        self.asked.push(name);
+    }
+
+    /// Searches from the best plan so far, for as long as is left.
+    fn search(&mut self) {
+        let wall = self.limits.wall.map(|wall| wall.saturating_sub(self.started.elapsed()));
+        let limits = Limits { wall, ..self.limits };
+        let start = &self.best.planned;
+        let found = search(self.problem, slice::from_ref(&start.plan), limits, self.prior.as_ref(), &mut |_| {
+            ControlFlow::Continue(())
+        });
+        let by = if self.prior.is_some() { LEARNED_SEARCH } else { SEARCH };
+        let Found { plan, prediction, .. } = found;
+        self.offer(by, Planned { plan, prediction, decisions: start.decisions, decide_ns: 0 });
+    }
 }
 
 /// The least budget, in bytes, for which some policy of `policies` finds a plan that fits, to within 1/1024 of the

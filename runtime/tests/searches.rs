@@ -9,37 +9,11 @@ use std::time::Duration;
 use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
 use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::search::{Found, Limits, Prior, search};
-use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Prediction, Problem, Timeline, plan};
-use support::draw::Draw;
-use support::random_trace::random_trace;
-
-const SETS: [ActionSet; 3] =
-    [ActionSet { swap: false, recompute: true }, ActionSet { swap: true, recompute: false }, ActionSet::ALL];
+use plimsoll_runtime::{Action, Plan, Prediction, Problem, Timeline, plan};
+use support::problems::for_random_problems;
 
 fn rank(prediction: &Prediction) -> (u64, u64) {
     (prediction.over_budget_bytes, prediction.makespan_ns)
-}
-
-/// Calls `check` with `count` problems on random traces of up to `operators_max` operators that keep-all does not fit.
-fn for_random_problems(count: u64, operators_max: u64, mut check: impl FnMut(u64, &Problem<'_>)) {
-    let mut found = 0;
-    for seed in 0.. {
-        let mut draw = Draw::new(seed);
-        let trace = random_trace(&mut draw, operators_max);
-        let lineage = Lineage::of(&trace);
-        let (least, peak) = (*lineage.keep_all_bytes().last().unwrap(), lineage.keep_all_peak_bytes());
-        let mut link = Link::symmetric(draw.pick(&[1e9, 1e10, 1e11]), draw.pick(&[0, 300]));
-        link.contention_ns_per_byte = draw.pick(&[0.0, 0.01]);
-        let budget_bytes = least + draw.below((peak - least).max(1));
-        let actions = draw.pick(&SETS);
-        if budget_bytes < peak {
-            check(seed, &Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions });
-            found += 1;
-        }
-        if found == count {
-            return;
-        }
-    }
 }
 
 fn allowed(problem: &Problem<'_>, window: usize) -> Vec<Action> {

@@ -1,7 +1,9 @@
 //! The ways of saving memory that advice compares, and what each makes of one recorded iteration.
 
 use plimsoll_runtime::baselines::baseline;
-use plimsoll_runtime::{ActionSet, Lineage, Link, Planned, Policy, Problem, Trace, least_feasible_budget, plan};
+use plimsoll_runtime::{
+    ActionSet, Lineage, Link, Planned, Planner, Policy, Problem, Trace, least_feasible_budget, plan,
+};
 use serde::Serialize;
 
 use super::quantisation::{Cost, Form};
@@ -83,7 +85,11 @@ impl Method<'_> {
         let mut policies = self.policies();
         let least_budget_bytes = least_feasible_budget(problem, &mut policies);
         let mut best = |budget_bytes| {
-            let plans = policies.iter_mut().map(|policy| plan(Problem { budget_bytes, ..problem }, policy.as_mut()));
+            let problem = Problem { budget_bytes, ..problem };
+            if let Some(chosen) = self.policy {
+                return chosen.plan(problem, &Planner::default()).planned;
+            }
+            let plans = policies.iter_mut().map(|policy| plan(problem, policy.as_mut()));
             plans.reduce(|best, other| if other.is_better_than(&best) { other } else { best }).expect("a policy")
         };
         Made { at_budget: best(budget_bytes), at_full_strength: best(least_budget_bytes), least_budget_bytes }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::held_out::{self, HeldOutFlags, Request};
 use super::train::command_line;
 use crate::agreement::{Agreement, scatter};
-use crate::chosen::{Chosen, DECODES};
+use crate::chosen::{Chosen, PlannerFlags};
 use crate::evaluation::{Comparison, broken_promises};
 use crate::loops::{LinkFlag, LoopFlags, emulated};
 use crate::progress;
@@ -33,9 +33,8 @@ pub struct Arguments {
     /// Run every plan on the real training loop, interleaved with untouched iterations
     #[arg(long)]
     real: bool,
-    /// Sampled decodes of a learned policy beside the greedy one
-    #[arg(long, default_value_t = DECODES, value_name = "N")]
-    decodes: u64,
+    #[command(flatten)]
+    planner: PlannerFlags,
     /// Compare on this workload, in place of the configuration's; may be given several times
     #[arg(long, value_name = "NAME")]
     workload: Vec<String>,
@@ -90,7 +89,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         policies: &policies,
         link: emulated(arguments.link.link.unwrap_or(config.evaluation.link)),
         link_emulated: true,
-        decodes: arguments.decodes,
+        planner: arguments.planner.planner(),
         real: arguments.real,
         flags: &arguments.flags,
     };

@@ -7,9 +7,9 @@ use clap::Args;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::timetable::Timetable;
-use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Problem, Timeline, Trace};
+use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Problem, Timeline, Trace};
 
-use crate::chosen::{Chosen, DECODES};
+use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
 use crate::loops::LinkFlag;
 use crate::table::{mib, milliseconds};
@@ -54,7 +54,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
             let budget_bytes = budget.resolve(trace.peak_bytes);
             let problem =
                 Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
-            let plan = policy.plan_or_refuse(problem, DECODES)?.planned.plan;
+            let plan = policy.plan_or_refuse(problem, &Planner::default())?.planned.plan;
             Found { plan, policy: policy.name().to_owned(), budget_bytes }
         }
         _ => bail!("expected --plan, or --policy with --budget"),

@@ -8,7 +8,7 @@ use clap::Args;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::{Action, ActionSet, Decided, Lineage, PlanFile, Problem, Timeline, Trace};
 
-use crate::chosen::{Chosen, DECODES};
+use crate::chosen::{Chosen, PlannerFlags};
 use crate::exact::{EXACT, Proof};
 use crate::explanation;
 use crate::loops::LinkFlag;
@@ -40,9 +40,8 @@ pub struct Arguments {
     actions: ActionSet,
     #[command(flatten)]
     link: LinkFlag,
-    /// Sampled decodes of a learned policy beside the greedy one
-    #[arg(long, default_value_t = DECODES, value_name = "N")]
-    decodes: u64,
+    #[command(flatten)]
+    planner: PlannerFlags,
     /// Run the baseline online, without a plan: dtr, dtr-eq, dtr-local, msps, lru or largest, recomputing alone
     #[arg(long, conflicts_with_all = ["out", "json", "link", "decodes", "actions"])]
     online: bool,
@@ -149,7 +148,7 @@ fn decide(arguments: &Arguments, problem: Problem<'_>) -> anyhow::Result<(Decide
         (name, None) => {
             let policy = Chosen::parse(name)?;
             policy.warn_of_mismatch(&problem.trace.family, arguments.actions);
-            Ok((policy.plan(problem, arguments.decodes), None))
+            Ok((policy.plan(problem, &arguments.planner.planner()), None))
         }
     }
 }
@@ -166,7 +165,7 @@ fn refuse(arguments: &Arguments, problem: Problem<'_>, proof: Option<Proof>) -> 
         }
         None => {
             let policy = Chosen::parse(&arguments.policy)?;
-            policy.plan_or_refuse(problem, arguments.decodes)?;
+            policy.plan_or_refuse(problem, &arguments.planner.planner())?;
             bail!("{} cannot hold a budget of {budget} bytes", policy.name())
         }
     }

@@ -12,7 +12,7 @@ use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::{ActionSet, Lineage};
 
 use super::plan::parse_actions;
-use crate::chosen::{Chosen, DECODES};
+use crate::chosen::{Chosen, PlannerFlags};
 use crate::loops::{LinkFlag, LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
 use crate::results::{PointResult, write_json};
 use crate::table::{mib, milliseconds, percent};
@@ -38,9 +38,8 @@ pub struct Arguments {
     /// Actions that the plan may take
     #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
     actions: ActionSet,
-    /// Sampled decodes of a learned policy beside the greedy one
-    #[arg(long, default_value_t = DECODES, value_name = "N")]
-    decodes: u64,
+    #[command(flatten)]
+    planner: PlannerFlags,
     /// Put an untouched iteration before each planned one, to compare makespans on a noisy machine
     #[arg(long)]
     interleave: bool,
@@ -71,7 +70,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         actions: arguments.actions,
         trace: Arc::new(open.trace),
     };
-    let decided = policy.plan_or_refuse(instance.problem(), arguments.decodes)?;
+    let decided = policy.plan_or_refuse(instance.problem(), &arguments.planner.planner())?;
     let emulated = arguments.link.is_emulated();
     let mut result = PointResult::planned(policy.name(), &instance.problem(), emulated, &decided);
     let plan = &decided.planned.plan;

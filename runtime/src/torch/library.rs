@@ -16,7 +16,7 @@ use crate::hardware::Link;
 use crate::learned::LearnedPolicy;
 use crate::lineage::Lineage;
 use crate::plan::{ActionSet, Plan};
-use crate::planner::{least_feasible_budget, plan, plan_learned};
+use crate::planner::{Planned, Planner, least_feasible_budget, plan};
 use crate::policy::Policy;
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
@@ -48,9 +48,9 @@ impl Decider {
         }
     }
 
-    fn plan(&self, problem: Problem<'_>, decodes: u64) -> crate::planner::Planned {
+    fn plan(&self, problem: Problem<'_>, planner: &Planner) -> Planned {
         match self {
-            Decider::Learned(policy) => plan_learned(problem, policy, decodes).planned,
+            Decider::Learned(policy) => planner.plan(problem, Some(policy)).planned,
             Decider::Baseline(_) => plan(problem, self.reactive().as_mut()),
         }
     }
@@ -76,7 +76,7 @@ pub(super) struct Library {
     decider: Decider,
     link: Link,
     actions: ActionSet,
-    decodes: u64,
+    planner: Planner,
     plans_max: usize,
     /// Beside the driver's programs, by the same index.
     shelves: Vec<Shelf>,
@@ -93,12 +93,12 @@ pub(super) struct Library {
 }
 
 impl Library {
-    pub(super) fn new(decider: Decider, link: Link, actions: ActionSet, decodes: u64, plans_max: usize) -> Self {
+    pub(super) fn new(decider: Decider, link: Link, actions: ActionSet, planner: Planner, plans_max: usize) -> Self {
         Library {
             decider,
             link,
             actions,
-            decodes,
+            planner,
             plans_max,
             shelves: Vec::new(),
             recorded: VecDeque::new(),
@@ -215,7 +215,7 @@ impl Library {
         let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
             Plan::keep_all(lineage.windows().len())
         } else {
-            let planned = self.decider.plan(problem, self.decodes);
+            let planned = self.decider.plan(problem, &self.planner);
             if !planned.fits() {
                 let mut policies = [self.decider.reactive(), Box::new(Dtr)];
                 let least = least_feasible_budget(problem, &mut policies);

@@ -36,6 +36,7 @@ use crate::file::{FileError, write_whole};
 use crate::hardware::Link;
 use crate::period::PeriodDetector;
 use crate::plan::ActionSet;
+use crate::planner::Planner;
 use crate::policy_file::PolicyFile;
 use crate::trace::Phase;
 
@@ -84,7 +85,7 @@ pub struct Builder {
     engine: Option<Box<dyn CopyEngine>>,
     link: Option<Link>,
     actions: ActionSet,
-    decodes: u64,
+    planner: Planner,
     plans_max: usize,
     events: bool,
 }
@@ -131,9 +132,10 @@ impl Builder {
         self
     }
 
-    /// Sampled decodes of a learned policy for every plan, beside the greedy one; 8 unless told.
-    pub fn decodes(mut self, decodes: u64) -> Self {
-        self.decodes = decodes;
+    /// How much is tried for every plan of a learned policy: eight sampled decodes beside the greedy one, baselines and
+    /// search, within 200 ms, unless told.
+    pub fn planner(mut self, planner: Planner) -> Self {
+        self.planner = planner;
         self
     }
 
@@ -166,7 +168,7 @@ impl Builder {
             shared: Arc::new(Shared::new(driver)),
             keeper: Arc::new(Mutex::new(Keeper {
                 budget,
-                library: Library::new(decider, link, self.actions, self.decodes, self.plans_max),
+                library: Library::new(decider, link, self.actions, self.planner, self.plans_max),
                 report: Report::default(),
             })),
         })
@@ -235,7 +237,7 @@ impl Runtime {
             engine: None,
             link: None,
             actions: ActionSet::ALL,
-            decodes: 8,
+            planner: Planner::default(),
             plans_max: 16,
             events: false,
         }

@@ -1,0 +1,103 @@
+//! The promise: planning is never worse than any of its parts, says whose plan it is, tells the truth about it, and gives
+//! the same plan for the same seed and the same numbers.
+
+mod support;
+
+use std::time::Duration;
+
+use plimsoll_runtime::baselines::BASELINES;
+use plimsoll_runtime::baselines::baseline;
+use plimsoll_runtime::network::{Dense, LOGITS, Network, NetworkWeights, Normaliser};
+use plimsoll_runtime::observation::FEATURES;
+use plimsoll_runtime::planner::{LEARNED, LEARNED_SEARCH, PORTFOLIO, SEARCH};
+use plimsoll_runtime::search::Limits;
+use plimsoll_runtime::{Decided, LearnedPolicy, Planned, Planner, Problem, Timeline, plan};
+use support::draw::Draw;
+use support::problems::for_random_problems;
+
+/// A policy that nobody trained.
+fn drawn_policy(seed: u64) -> LearnedPolicy {
+    let draw = &mut Draw::new(seed);
+    let mut dense = |inputs: usize, outputs: usize| Dense {
+        weights: (0..inputs * outputs).map(|_| draw.below(2_001) as f32 / 1_000.0 - 1.0).collect(),
+        bias: vec![0.0; outputs],
+    };
+    let layers = [dense(FEATURES, 8), dense(8, 8), dense(8, LOGITS)];
+    LearnedPolicy::greedy(Network::new(&NetworkWeights::new(Normaliser::identity(), layers).unwrap()))
+}
+
+fn evaluations(evaluations: u64, seed: u64) -> Limits {
+    Limits { seed, ..Limits::evaluations(evaluations) }
+}
+
+fn rank(planned: &Planned) -> (u64, u64) {
+    (planned.prediction.over_budget_bytes, planned.prediction.makespan_ns)
+}
+
+fn assert_true(seed: u64, problem: &Problem<'_>, decided: &Decided) {
+    let Planned { plan, prediction, .. } = &decided.planned;
+    let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
+    assert_eq!(timeline.predict(plan, problem.budget_bytes), *prediction, "seed {seed}: {}", decided.by);
+}
+
+#[test]
+fn planning_is_never_worse_than_a_decode_or_a_baseline_of_its_portfolio_and_tells_who_was_best() {
+    let mut names = Vec::new();
+    for_random_problems(80, 60, |seed, problem| {
+        let policy = drawn_policy(seed);
+        for (planner, policy) in [
+            (Planner { decodes: 3, portfolio: &PORTFOLIO, limits: evaluations(100, seed) }, Some(&policy)),
+            (Planner { decodes: 3, portfolio: &PORTFOLIO, limits: evaluations(0, seed) }, Some(&policy)),
+            (Planner { decodes: 3, portfolio: &[], limits: evaluations(100, seed) }, Some(&policy)),
+            (Planner { decodes: 3, portfolio: &PORTFOLIO, limits: evaluations(100, seed) }, None),
+        ] {
+            let decided = planner.plan(*problem, policy);
+            assert_true(seed, problem, &decided);
+            let decodes = policy.map(|policy| plan(*problem, &mut policy.clone()));
+            let asked = planner.portfolio.iter().map(|name| plan(*problem, baseline(name, seed).unwrap().as_mut()));
+            for other in decodes.into_iter().chain(asked) {
+                assert!(rank(&decided.planned) <= rank(&other), "seed {seed}: {} is worse than a part", decided.by);
+            }
+            let again = planner.plan(*problem, policy);
+            assert_eq!((again.planned.plan, again.by), (decided.planned.plan, decided.by), "seed {seed}");
+            names.push(decided.by);
+        }
+    });
+    let is_named = |name: &str| names.contains(&name);
+    assert!(is_named(LEARNED) && is_named(LEARNED_SEARCH) && is_named(SEARCH), "{names:?}");
+    assert!(PORTFOLIO.iter().any(|name| is_named(name)), "{names:?}");
+}
+
+#[test]
+fn without_time_there_is_one_decode_and_where_it_does_not_fit_whatever_baseline_does() {
+    let (mut decodes, mut others) = (0, 0);
+    for_random_problems(150, 60, |seed, problem| {
+        let policy = drawn_policy(seed);
+        let limits = Limits::wall(Duration::ZERO);
+        let decided = Planner { limits, ..Planner::default() }.plan(*problem, Some(&policy));
+        let decode = plan(*problem, &mut policy.clone());
+        if decode.fits() {
+            decodes += 1;
+            assert_eq!((&decided.planned.plan, decided.by), (&decode.plan, LEARNED), "seed {seed}");
+        } else {
+            let mut all = BASELINES.iter().map(|name| plan(*problem, baseline(name, 0).unwrap().as_mut()));
+            let one_fits = all.any(|planned| planned.fits());
+            assert_eq!(decided.planned.fits(), one_fits, "seed {seed}: decided by {}", decided.by);
+            others += usize::from(one_fits);
+        }
+    });
+    assert!(decodes > 20 && others > 2, "{decodes} decodes fit, {others} baselines where those did not");
+}
+
+#[test]
+fn more_is_never_worse() {
+    for_random_problems(60, 60, |seed, problem| {
+        let policy = drawn_policy(seed);
+        let alone = plan(*problem, &mut policy.clone());
+        let decodes = Planner::decoding(4).plan(*problem, Some(&policy));
+        let whole = Planner { decodes: 4, limits: evaluations(200, 0), ..Planner::default() };
+        let whole = whole.plan(*problem, Some(&policy));
+        let ranks = [&whole.planned, &decodes.planned, &alone].map(rank);
+        assert!(ranks.is_sorted(), "seed {seed}: {ranks:?}");
+    });
+}
