@@ -102,6 +102,11 @@ impl PredictedEnvironment {
     pub fn new(domain: Arc<Domain>) -> Self {
         PredictedEnvironment { domain, drawn: None, episode: None }
     }
+
+    /// The episode under way, or the last one.
+    pub(crate) fn walk(&self) -> Option<&Walk> {
+        self.episode.as_ref().map(|(walk, _)| walk)
+    }
 }
 
 impl Environment for PredictedEnvironment {
