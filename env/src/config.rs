@@ -46,15 +46,37 @@ pub struct FamilyConfig {
 #[serde(deny_unknown_fields)]
 pub struct Randomisation {
     /// Names of the workloads.
+    #[serde(default)]
     pub workloads: Vec<String>,
+    /// How many members are drawn beside them.
+    #[serde(default)]
+    pub members: usize,
+    /// How many further members are drawn to stop early by; without them, episodes of other seeds are.
+    #[serde(default)]
+    pub validation_members: usize,
     /// Least and greatest budget as a share of the keep-all peak, drawn uniformly.
     pub budget_share: [f64; 2],
+    /// The share of episodes in which nothing may be swapped.
+    #[serde(default)]
+    pub recompute_only: f64,
+    /// Standard deviation of the logarithm of the log-normal factor on operator times.
+    pub cost_noise: f64,
+    /// The machines, each as likely as the others: [`AS_RECORDED`], or profiles in the folder `hardware/` beside the
+    /// file.
+    pub machines: BTreeMap<String, MachineRange>,
+}
+
+/// The name of the machine whose operator times are those that were recorded.
+pub const AS_RECORDED: &str = "as-recorded";
+
+/// What differs from episode to episode on one machine.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineRange {
     /// Slowest and fastest link, drawn log-uniformly.
     pub link: [Link; 2],
     /// Least and greatest compute time that a copied byte costs, in nanoseconds, drawn uniformly.
     pub contention_ns_per_byte: [f64; 2],
-    /// Standard deviation of the logarithm of the log-normal factor on operator times.
-    pub cost_noise: f64,
 }
 
 /// The points at which policies are compared.
@@ -194,23 +216,39 @@ impl FamilyConfig {
             [("randomisation", &self.randomisation.workloads), ("evaluation", &self.evaluation.workloads)]
         {
             let key = || format!("{table}.workloads");
-            require(key, !names.is_empty(), "must name at least one workload")?;
+            let drawn = table == "randomisation" && self.randomisation.members > 0;
+            require(key, drawn || !names.is_empty(), "must name at least one workload")?;
             names.iter().try_for_each(|name| self.find(name).map(drop)).map_err(|problem| (key(), problem))?;
         }
         self.members.as_ref().map_or(Ok(()), |members| members::check(self.family, members))?;
-        let Randomisation { budget_share: [least, most], link: [slowest, fastest], .. } = self.randomisation;
-        let Randomisation { contention_ns_per_byte: [lightest, heaviest], cost_noise, .. } = self.randomisation;
-        let share = 0.0 < least && least <= most && most.is_finite();
-        require(|| "randomisation.budget_share".into(), share, "must be two shares above 0, the lesser first")?;
-        require(|| "randomisation.link".into(), slowest <= fastest, "must be two links, the slower first")?;
-        let contention = 0.0 <= lightest && lightest <= heaviest && heaviest.is_finite();
-        let rule = "must be two times of at least 0, the lesser first";
-        require(|| "randomisation.contention_ns_per_byte".into(), contention, rule)?;
-        let noise = cost_noise.is_finite() && cost_noise >= 0.0;
-        require(|| "randomisation.cost_noise".into(), noise, "must be at least 0")?;
+        self.randomisation.check()?;
         let Evaluation { budgets, iterations, .. } = &self.evaluation;
         require(|| "evaluation.budgets".into(), !budgets.is_empty(), "must hold at least one budget")?;
         require(|| "evaluation.iterations".into(), *iterations >= 1, "must be at least 1")
+    }
+}
+
+impl Randomisation {
+    /// Finds the first value that makes no sense, with the path of its key.
+    fn check(&self) -> Result<(), (String, Problem)> {
+        let key = |name: &'static str| move || format!("randomisation.{name}");
+        let [least, most] = self.budget_share;
+        let share = 0.0 < least && least <= most && most.is_finite();
+        require(key("budget_share"), share, "must be two shares above 0, the lesser first")?;
+        let among = (0.0..=1.0).contains(&self.recompute_only);
+        require(key("recompute_only"), among, "must be a share between 0 and 1")?;
+        let noise = self.cost_noise.is_finite() && self.cost_noise >= 0.0;
+        require(key("cost_noise"), noise, "must be at least 0")?;
+        require(key("machines"), !self.machines.is_empty(), "must hold at least one machine")?;
+        for (name, machine) in &self.machines {
+            let key = |of: &'static str| move || format!("randomisation.machines.{name}.{of}");
+            let MachineRange { link: [slowest, fastest], contention_ns_per_byte: [lightest, heaviest] } = machine;
+            require(key("link"), slowest <= fastest, "must be two links, the slower first")?;
+            let contention = 0.0 <= *lightest && lightest <= heaviest && heaviest.is_finite();
+            let rule = "must be two times of at least 0, the lesser first";
+            require(key("contention_ns_per_byte"), contention, rule)?;
+        }
+        Ok(())
     }
 }
 

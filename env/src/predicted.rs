@@ -16,7 +16,9 @@ use crate::walk::Walk;
 /// Draws that are tried for an instance on which something can be learned.
 const DRAWS_MAX: usize = 32;
 /// Instances that a hand-written policy solves at less overhead than this teach nothing.
-const TRIVIAL_OVERHEAD: f64 = 0.002;
+pub const TRIVIAL_OVERHEAD: f64 = 0.002;
+/// The stream of random numbers that picks a domain, beside the one that draws from it.
+const DOMAIN_STREAM: u64 = 1;
 
 /// The distribution that instances are drawn from.
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ pub struct Domain {
     pub contention_ns_per_byte: [f64; 2],
     /// Evictions that may be used.
     pub actions: ActionSet,
+    /// The share of instances in which nothing may be swapped.
+    pub recompute_only: f64,
     /// Steps after which an episode is truncated.
     pub steps_max: usize,
 }
@@ -76,7 +80,9 @@ impl Domain {
         let budget_bytes = (share * lineage.keep_all_peak_bytes() as f64) as u64;
         let contention_ns_per_byte = between(self.contention_ns_per_byte, random.random());
         let link = Link { contention_ns_per_byte, ..Link::symmetric(log_rate.exp(), self.latency_ns) };
-        Instance { trace, lineage, link, budget_bytes, actions: self.actions }
+        let swap = self.actions.swap && (self.recompute_only <= 0.0 || random.random::<f64>() >= self.recompute_only);
+        let actions = ActionSet { swap, ..self.actions };
+        Instance { trace, lineage, link, budget_bytes, actions }
     }
 
     fn jittered(&self, trace: &Trace, random: &mut ChaCha8Rng) -> Trace {
@@ -91,16 +97,29 @@ impl Domain {
 
 /// Rewards what the timeline predicts.
 pub struct PredictedEnvironment {
-    domain: Arc<Domain>,
+    domains: Arc<[Domain]>,
     /// The last instance drawn, by its seed: the same one is often rolled out several times.
     drawn: Option<(u64, Instance, f64)>,
+    /// The walk, and the overhead of the best reference policy.
     episode: Option<(Walk, f64)>,
 }
 
 impl PredictedEnvironment {
-    /// An environment whose episodes are drawn from `domain`.
-    pub fn new(domain: Arc<Domain>) -> Self {
-        PredictedEnvironment { domain, drawn: None, episode: None }
+    /// An environment whose episodes are drawn from `domains`, each as likely as the others.
+    ///
+    /// # Panics
+    ///
+    /// If there are none.
+    pub fn new(domains: Arc<[Domain]>) -> Self {
+        assert!(!domains.is_empty(), "an environment needs a domain to draw episodes from");
+        PredictedEnvironment { domains, drawn: None, episode: None }
+    }
+
+    /// The domain of the episode that `seed` gives.
+    fn domain(&self, seed: u64) -> &Domain {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        random.set_stream(DOMAIN_STREAM);
+        &self.domains[random.random_range(0..self.domains.len())]
     }
 
     /// The episode under way, or the last one.
@@ -114,11 +133,11 @@ impl Environment for PredictedEnvironment {
 
     fn reset(&mut self, seed: u64) -> Result<Observation, Infallible> {
         if self.drawn.as_ref().is_none_or(|(drawn, ..)| *drawn != seed) {
-            let (instance, reference_overhead) = self.domain.draw(seed);
+            let (instance, reference_overhead) = self.domain(seed).draw(seed);
             self.drawn = Some((seed, instance, reference_overhead));
         }
         let (_, instance, reference_overhead) = self.drawn.as_ref().expect("drawn above");
-        let walk = Walk::start(instance.clone(), self.domain.steps_max);
+        let walk = Walk::start(instance.clone(), self.domain(seed).steps_max);
         let observation = walk.observe();
         self.episode = Some((walk, *reference_overhead));
         Ok(observation)

@@ -205,6 +205,7 @@ pub fn domain(traces: Vec<Arc<Trace>>, steps_max: usize) -> Domain {
         latency_ns: 20_000,
         contention_ns_per_byte: [0.0, 0.4],
         actions: ActionSet::ALL,
+        recompute_only: 0.0,
         steps_max,
     }
 }

@@ -96,7 +96,7 @@ fn the_predicted_environment() {
     let _running = one_at_a_time();
     let traces: Vec<_> =
         ["gpt-tiny", "resnet-tiny"].map(|name| Arc::new(Recorded::of(&shipped_workload(name), 1).trace)).into();
-    let make = |steps_max| PredictedEnvironment::new(Arc::new(domain(traces.clone(), steps_max)));
+    let make = |steps_max| PredictedEnvironment::new([domain(traces.clone(), steps_max)].into());
     keeps_the_contract(make);
     for seed in SEEDS {
         let rewards =

@@ -5,6 +5,8 @@
 //! such a machine by the roofline model ("Roofline: An Insightful Visual Performance Model for Multicore
 //! Architectures", Williams et al. 2009). Nothing here runs on an accelerator or knows one by measurement.
 
+use serde::{Deserialize, Serialize};
+
 mod probe;
 mod profile;
 mod projection;
@@ -13,7 +15,8 @@ pub use profile::{HardwareProfile, Precision};
 pub use projection::project;
 
 /// What a machine does at best.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Roofline {
     /// Floating-point operations per second.
     pub flops_per_s: f64,

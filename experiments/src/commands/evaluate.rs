@@ -10,6 +10,7 @@ use plimsoll_runtime::FileError;
 use plimsoll_runtime::file::{require_writable, write_whole};
 use serde::Serialize;
 
+use super::held_out::{self, HeldOutFlags, Request};
 use super::train::command_line;
 use crate::agreement::{Agreement, scatter};
 use crate::chosen::{Chosen, DECODES};
@@ -54,6 +55,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
+    held_out: HeldOutFlags,
+    #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
     flags: LoopFlags,
@@ -70,6 +73,11 @@ struct Report<'a> {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut config = FamilyConfig::load(&arguments.config)?;
+    if arguments.held_out.held_out {
+        let Arguments { policy, decodes, json, held_out, flags, .. } = &arguments;
+        let request = Request { config, policy, decodes: *decodes, json: json.as_ref(), loops: flags };
+        return held_out::run(request, held_out);
+    }
     narrow(&mut config, &arguments)?;
     let policies = policies(&config, &arguments.policy)?;
     [&arguments.json, &arguments.scatter].into_iter().flatten().try_for_each(|path| require_writable(path))?;

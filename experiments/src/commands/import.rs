@@ -17,6 +17,9 @@ use crate::table::{mib, milliseconds};
 /// The first bytes of a file that gzip made.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
+/// The family of traces that are logs of simrd, unless another is named.
+const SIMRD: &str = "simrd";
+
 /// Who recorded the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
@@ -65,7 +68,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let workload = arguments.workload.clone().unwrap_or_else(|| stem(&arguments.file));
     let family = |format: &str| arguments.family.clone().unwrap_or_else(|| format.to_owned());
     let trace = match arguments.format {
-        Format::Simrd => read_simrd(&arguments.file, &workload, &family("simrd")),
+        Format::Simrd => simrd_trace(&arguments.file, &workload, &family(SIMRD)),
         Format::PytorchTrace => read_pytorch_trace(&arguments.file, &arguments.times, &workload, &family("pytorch")),
         Format::PytorchSnapshot => bail!(
             "a memory snapshot knows no operators, so nothing can be planned from it; `plimsoll behaviour {}` reports on it",
@@ -85,7 +88,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read_simrd(file: &Path, workload: &str, family: &str) -> anyhow::Result<Trace> {
+/// The trace that a log of simrd is, named after the file and of the family `simrd`.
+pub fn read_simrd(file: &Path) -> anyhow::Result<Trace> {
+    simrd_trace(file, &stem(file), SIMRD)
+}
+
+fn simrd_trace(file: &Path, workload: &str, family: &str) -> anyhow::Result<Trace> {
     Ok(simrd::Log::read(open(file)?)?.trace(workload, family)?)
 }
 

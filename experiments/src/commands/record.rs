@@ -2,12 +2,15 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
-use plimsoll_env::config::FamilyConfig;
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use plimsoll_env::config::{FamilyConfig, Split};
+use plimsoll_runtime::Trace;
 use plimsoll_runtime::file::require_writable;
 
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop};
-use crate::table::{mib, milliseconds};
+use crate::members;
+use crate::table::{Table, mib, milliseconds};
 
 /// Flags.
 #[derive(Args)]
@@ -15,11 +18,17 @@ pub struct Arguments {
     /// Configuration of the model family
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Name of the workload in the configuration
-    #[arg(long, value_name = "NAME")]
-    workload: String,
-    /// Where to write the trace
-    #[arg(long, value_name = "FILE")]
+    /// Name of a workload in the configuration; may be given several times
+    #[arg(long, value_name = "NAME", required_unless_present = "members")]
+    workload: Vec<String>,
+    /// Record members that are drawn from the ranges of the configuration: those to train on, or those held out
+    #[arg(long, value_enum, value_name = "SPLIT", requires = "count")]
+    members: Option<SplitName>,
+    /// How many members to draw; --seed says which
+    #[arg(long, value_name = "N", requires = "members", value_parser = clap::value_parser!(u16).range(1..))]
+    count: Option<u16>,
+    /// Where to write the trace; a folder where there are several, or drawn ones
+    #[arg(long, value_name = "FILE|DIR")]
     out: PathBuf,
     /// Iterations to record, after a warm-up
     #[arg(long, default_value_t = RECORDED_ITERATIONS, value_name = "N")]
@@ -28,12 +37,43 @@ pub struct Arguments {
     flags: LoopFlags,
 }
 
+/// The side of the split that drawn members are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SplitName {
+    /// Members to train on
+    Train,
+    /// Members of another structure, to judge by
+    HeldOut,
+}
+
+impl From<SplitName> for Split {
+    fn from(name: SplitName) -> Split {
+        match name {
+            SplitName::Train => Split::Train,
+            SplitName::HeldOut => Split::HeldOut,
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let config = FamilyConfig::load(&arguments.config)?;
+    let mut config = FamilyConfig::load(&arguments.config)?;
+    match (arguments.workload.as_slice(), arguments.members) {
+        ([name], None) => record_one(&config, name, &arguments),
+        (named, split) => {
+            let mut names = named.to_vec();
+            names.iter().try_for_each(|name| config.workload(name).map(drop))?;
+            if let (Some(split), Some(count)) = (split, arguments.count) {
+                names.extend(members::draw(&mut config, split.into(), count.into(), arguments.flags.seed)?);
+            }
+            record_several(&config, &names, &arguments)
+        }
+    }
+}
+
+fn record_one(config: &FamilyConfig, name: &str, arguments: &Arguments) -> anyhow::Result<()> {
     require_writable(&arguments.out)?;
-    let recorded = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, arguments.iterations)?;
-    let trace = &recorded.trace;
+    let trace = RecordedLoop::open(config, name, &arguments.flags, arguments.iterations)?.trace;
     trace.save(&arguments.out)?;
     println!(
         "{}: {} operators, {} storages, peak {} MiB, makespan {} ms",
@@ -43,5 +83,27 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         mib(trace.peak_bytes),
         milliseconds(trace.makespan_ns),
     );
+    Ok(())
+}
+
+fn record_several(config: &FamilyConfig, names: &[String], arguments: &Arguments) -> anyhow::Result<()> {
+    let folder = &arguments.out;
+    if folder.exists() && !folder.is_dir() {
+        bail!("{}: is no folder; several traces need one", folder.display());
+    }
+    let recorded = members::record(config, names, folder, &arguments.flags, arguments.iterations)?;
+    let mut table = Table::new(["trace", "operators", "storages", "peak (MiB)", "makespan (ms)"]);
+    for trace in &recorded.traces {
+        let Trace { operators, storages, .. } = trace.as_ref();
+        table.row([
+            trace.workload.clone(),
+            operators.len().to_string(),
+            storages.len().to_string(),
+            mib(trace.peak_bytes),
+            milliseconds(trace.makespan_ns),
+        ]);
+    }
+    print!("{table}");
+    println!("{}: {} traces", folder.display(), names.len());
     Ok(())
 }

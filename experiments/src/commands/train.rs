@@ -9,14 +9,16 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 use plimsoll_agent::{Evolution, EvolutionConfig, LearnsFrom, PpoConfig, Trainer, UpdateReport, greedy_return};
-use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::{Domain, PredictedEnvironment};
 use plimsoll_runtime::Trace;
 use plimsoll_runtime::policy_file::Provenance;
 use serde_json::Value;
 
-use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS, RecordedLoop, bandwidth};
+use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS, bandwidth};
+use crate::machine::Machine;
+use crate::members::{self, Recorded};
 use crate::progress;
 use crate::tensorboard::{Hyperparameter, RunLog};
 
@@ -24,6 +26,10 @@ use crate::tensorboard::{Hyperparameter, RunLog};
 const VALIDATION_INTERVAL: usize = 5;
 /// Instances that a validation is made of. Their seeds are far from those of the rollouts.
 const VALIDATION_SEEDS: std::ops::Range<u64> = 0x5eed_0000_0000..0x5eed_0000_0018;
+/// Of so many given traces, one is for validation.
+const TRACES_PER_VALIDATION: usize = 4;
+/// The machines with links from so much slower to so much faster than a profile's own.
+const LINK_SPREAD: f64 = 2.0;
 /// Steps after which an episode is truncated: far beyond any plan of the workloads at hand.
 const STEPS_MAX: usize = 4096;
 
@@ -48,9 +54,18 @@ pub struct Arguments {
     /// Where TensorBoard finds the training run
     #[arg(long, value_name = "DIR", default_value = "runs")]
     logdir: PathBuf,
-    /// Train for this emulated link alone, such as 8GB/s, in place of the configuration's range of links
+    /// Train for this link alone, such as 8GB/s, in place of the configuration's range of links
     #[arg(long, value_name = "GBPS", value_parser = bandwidth)]
     link: Option<Bandwidth>,
+    /// Train for this machine alone, in place of the configuration's: its profile, the profile's name, or `as-recorded`
+    #[arg(long, value_name = "FILE|NAME")]
+    hardware: Option<String>,
+    /// Train on the traces in this folder, in place of recording members; logs of simrd count as traces
+    #[arg(long, value_name = "DIR")]
+    traces: Option<PathBuf>,
+    /// Leave the trace of this workload out; may be given several times
+    #[arg(long, value_name = "NAME", requires = "traces")]
+    leave_out: Vec<String>,
     #[command(flatten)]
     flags: LoopFlags,
 }
@@ -71,19 +86,22 @@ type Pupil = dyn LearnsFrom<PredictedEnvironment>;
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     keep_freed_memory();
-    let config = FamilyConfig::load(&arguments.config)?;
+    let mut config = FamilyConfig::load(&arguments.config)?;
+    let machines = machines(&config, &arguments)?;
     let state = beside(&arguments.out, "state");
     let mut trainer = pupil(&config, &arguments, &state)?;
     // Fails before an hour of training does.
     trainer.save(&state)?;
-    let domain = Arc::new(domain(&config, arguments.link, traces(&config, &arguments)?));
+    let material = Material::gather(&mut config, &arguments)?;
+    let worlds = Worlds::of(&config, &machines, &material)?;
+    let family = material.family()?;
     let interrupted = watch_for_interrupt()?;
     let mut log = RunLog::create(arguments.logdir.join(format!("train-{}-{}", config.family, arguments.flags.seed)))?;
     describe(&mut log, &config, trainer.as_ref())?;
     let bar = progress::bar(trainer.updates() as u64, &format!("training {}", config.family));
     bar.set_position(trainer.updates_done() as u64);
     bar.reset_eta();
-    let trained = train(trainer.as_mut(), &domain, &state, &interrupted, &mut log, &bar);
+    let trained = train(trainer.as_mut(), &worlds, &state, &interrupted, &mut log, &bar);
     bar.finish_and_clear();
     trained?;
     if !trainer.is_finished() {
@@ -105,7 +123,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         .into(),
     };
     let validation_return = best.validation_return;
-    trainer.policy_file(&config.family.to_string(), domain.actions, provenance)?.save(&arguments.out)?;
+    trainer.policy_file(&family, config.evaluation.actions, provenance)?.save(&arguments.out)?;
     println!(
         "{}: {} updates in {:.0} s, validation return {validation_return:+.3} (0 is the best heuristic)",
         arguments.out.display(),
@@ -158,32 +176,126 @@ fn beside(path: &Path, extension: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The traces to train on: recorded now, or those that the interrupted call recorded.
-fn traces(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<Vec<Arc<Trace>>> {
-    let folder = beside(&arguments.out, "traces");
-    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let trace = |name: &String| -> anyhow::Result<Arc<Trace>> {
-        let path = folder.join(format!("{name}.plimsoll"));
-        if arguments.resume {
-            return Ok(Arc::new(Trace::load(&path)?));
-        }
-        let recorded = RecordedLoop::open(config, name, &arguments.flags, RECORDED_ITERATIONS)?;
-        recorded.trace.save(&path)?;
-        Ok(Arc::new(recorded.trace))
-    };
-    config.randomisation.workloads.iter().map(trace).collect()
+/// The traces to train on, and those to stop early by.
+struct Material {
+    recorded: Recorded,
+    /// How many of the traces are to train on. Those after them are for validation.
+    trained: usize,
 }
 
-fn domain(config: &FamilyConfig, link: Option<Bandwidth>, traces: Vec<Arc<Trace>>) -> Domain {
+impl Material {
+    /// Records them now, or loads those that the interrupted call recorded, or those that the flags name.
+    fn gather(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<Self> {
+        if let Some(folder) = &arguments.traces {
+            return Self::given(folder, &arguments.leave_out);
+        }
+        let drawn = &config.randomisation;
+        let (members, validation_members) = (drawn.members, drawn.validation_members);
+        let mut names = drawn.workloads.clone();
+        names.extend(members::draw(config, Split::Train, members + validation_members, arguments.flags.seed)?);
+        let folder = beside(&arguments.out, "traces");
+        let recorded = if arguments.resume {
+            members::load_named(&folder, &names)?
+        } else {
+            members::record(config, &names, &folder, &arguments.flags, RECORDED_ITERATIONS)?
+        };
+        Ok(Material { recorded, trained: names.len() - validation_members })
+    }
+
+    fn given(folder: &Path, left_out: &[String]) -> anyhow::Result<Self> {
+        let mut recorded = members::load_all(folder)?;
+        for name in left_out {
+            let before = recorded.traces.len();
+            recorded.traces.retain(|trace| trace.workload != *name);
+            if recorded.traces.len() == before {
+                bail!("--leave-out {name}: {} holds no trace of a workload of that name", folder.display());
+            }
+        }
+        let found = recorded.traces.len();
+        if found == 0 {
+            bail!("{}: no trace is left to train on", folder.display());
+        }
+        Ok(Material { trained: found - found / TRACES_PER_VALIDATION, recorded })
+    }
+
+    /// The family of all traces.
+    fn family(&self) -> anyhow::Result<String> {
+        let traces = &self.recorded.traces;
+        let family = &traces[0].family;
+        match traces.iter().find(|trace| trace.family != *family) {
+            Some(other) => bail!("{} is of the family {}, not {family} like others", other.workload, other.family),
+            None => Ok(family.clone()),
+        }
+    }
+}
+
+/// The machines to train for, each with its range of links: those of the configuration, or the one that the flags name.
+fn machines(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<Vec<(Machine, MachineRange)>> {
+    let find = |name: &str| Machine::find(name, Some(&arguments.config));
+    let known = &config.randomisation.machines;
+    let mut machines = match &arguments.hardware {
+        None => {
+            known.iter().map(|(name, range)| Ok((find(name)?, range.clone()))).collect::<anyhow::Result<Vec<_>>>()?
+        }
+        Some(name) => {
+            let machine = find(name)?;
+            let range = match (known.get(name), &machine) {
+                (Some(range), _) => range.clone(),
+                (None, Machine::Profiled(profile)) => around(profile.link.offload_bytes_per_s, &profile.name)?,
+                (None, Machine::AsRecorded) => bail!("--hardware {name}: the configuration has no links for it"),
+            };
+            vec![(machine, range)]
+        }
+    };
+    if let Some(link) = arguments.link {
+        machines.iter_mut().for_each(|(_, range)| range.link = [link; 2]);
+    }
+    Ok(machines)
+}
+
+/// Links around that of a profile, without contention.
+fn around(bytes_per_s: f64, name: &str) -> anyhow::Result<MachineRange> {
+    let link = |factor: f64| {
+        let link = Bandwidth::from_bytes_per_second(bytes_per_s * factor);
+        link.with_context(|| format!("the link of {name} is out of range"))
+    };
+    Ok(MachineRange { link: [link(1.0 / LINK_SPREAD)?, link(LINK_SPREAD)?], contention_ns_per_byte: [0.0; 2] })
+}
+
+/// What episodes are drawn from: one domain per machine.
+struct Worlds {
+    training: Arc<[Domain]>,
+    validation: Arc<[Domain]>,
+}
+
+impl Worlds {
+    fn of(config: &FamilyConfig, machines: &[(Machine, MachineRange)], material: &Material) -> anyhow::Result<Self> {
+        let Recorded { traces, recorded_on } = &material.recorded;
+        let (mut training, mut validation) = (Vec::new(), Vec::new());
+        for (machine, range) in machines {
+            let project = |trace: &Arc<Trace>| machine.project(trace, recorded_on).map(Arc::new);
+            let mut trained = traces.iter().map(project).collect::<anyhow::Result<Vec<_>>>()?;
+            let validated = trained.split_off(material.trained);
+            // Without traces to validate by, other episodes of the same traces have to do.
+            let validated = if validated.is_empty() { trained.clone() } else { validated };
+            training.push(domain(config, range, trained));
+            validation.push(domain(config, range, validated));
+        }
+        Ok(Worlds { training: training.into(), validation: validation.into() })
+    }
+}
+
+fn domain(config: &FamilyConfig, range: &MachineRange, traces: Vec<Arc<Trace>>) -> Domain {
     let randomisation = &config.randomisation;
     Domain {
         traces,
         budget_share: randomisation.budget_share,
-        link_bytes_per_s: link.map_or(randomisation.link, |link| [link; 2]).map(Bandwidth::bytes_per_second),
+        link_bytes_per_s: range.link.map(Bandwidth::bytes_per_second),
         cost_noise: randomisation.cost_noise,
         latency_ns: LATENCY_NS,
-        contention_ns_per_byte: randomisation.contention_ns_per_byte,
+        contention_ns_per_byte: range.contention_ns_per_byte,
         actions: config.evaluation.actions,
+        recompute_only: randomisation.recompute_only,
         steps_max: STEPS_MAX,
     }
 }
@@ -216,15 +328,16 @@ fn describe(log: &mut RunLog, config: &FamilyConfig, trainer: &Pupil) -> anyhow:
 /// Updates until all are made or the user interrupts, saving after each.
 fn train(
     trainer: &mut Pupil,
-    domain: &Arc<Domain>,
+    worlds: &Worlds,
     state: &Path,
     interrupted: &AtomicBool,
     log: &mut RunLog,
     bar: &ProgressBar,
 ) -> anyhow::Result<()> {
     let threads = std::thread::available_parallelism()?.get();
-    let environments = || (0..threads).map(|_| PredictedEnvironment::new(domain.clone())).collect::<Vec<_>>();
-    let (mut rollouts, mut validation) = (environments(), environments());
+    let environments =
+        |domains: &Arc<[Domain]>| (0..threads).map(|_| PredictedEnvironment::new(domains.clone())).collect::<Vec<_>>();
+    let (mut rollouts, mut validation) = (environments(&worlds.training), environments(&worlds.validation));
     let validation_seeds: Vec<u64> = VALIDATION_SEEDS.collect();
     while !trainer.is_finished() && !interrupted.load(Ordering::Relaxed) {
         let report = trainer.update(&mut rollouts)?;
@@ -264,7 +377,7 @@ pub fn command_line() -> String {
 }
 
 /// The commit of the tree that the command runs in, where there is one.
-fn commit() -> String {
+pub fn commit() -> String {
     let output = std::process::Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
     match output {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),

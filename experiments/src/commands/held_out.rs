@@ -1,0 +1,273 @@
+//! `plimsoll evaluate --held-out`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use plimsoll_env::config::{FamilyConfig, Split};
+use plimsoll_runtime::Trace;
+use plimsoll_runtime::file::require_writable;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::train::{command_line, commit};
+use crate::chosen::Chosen;
+use crate::held_out::{
+    Contest, Contestant, Field, Judged, Known, MakePolicy, PointReport, Skipped, Summary, grid, print, spread_evenly,
+};
+use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS};
+use crate::machine::Machine;
+use crate::members;
+use crate::progress;
+use crate::results::write_json;
+
+/// Flags of a comparison on held-out members.
+#[derive(Args, Clone, Debug)]
+pub struct HeldOutFlags {
+    /// Compare on held-out members of the family, at seven budgets, over links of 12 and 25 GB/s and by recomputing
+    /// alone, with every baseline and with searches of the same time
+    #[arg(long, conflicts_with_all = ["real", "workload", "budget", "baseline", "scatter", "logdir", "link"])]
+    pub held_out: bool,
+    /// With --held-out: compare on the traces in this folder, in place of recording members; logs of simrd count
+    #[arg(long, value_name = "DIR", requires = "held_out")]
+    traces: Option<PathBuf>,
+    /// With --traces: compare on this trace alone; may be given several times
+    #[arg(long, value_name = "NAME", requires = "traces")]
+    only: Vec<String>,
+    /// With --held-out: how many members to draw and record
+    #[arg(long, default_value_t = 6, value_name = "N", requires = "held_out", conflicts_with = "traces")]
+    count: usize,
+    /// With --held-out: the machine whose times the traces shall have: its profile, the profile's name, or `as-recorded`
+    #[arg(long, value_name = "FILE|NAME", default_value = "titan-v", requires = "held_out")]
+    hardware: String,
+    /// With --held-out: allow no swaps at all
+    #[arg(long, requires = "held_out")]
+    recompute_only: bool,
+    /// With --held-out: milliseconds of the whole planner, and of the searches beside it
+    #[arg(long, value_name = "MS", default_value_t = 200, requires = "held_out")]
+    planner_ms: u64,
+    /// With --held-out: seconds of the search for the best plan of each point
+    #[arg(long, value_name = "S", default_value_t = 60.0, requires = "held_out")]
+    reference_seconds: f64,
+    /// With --held-out: take the best plans' makespans from this report of an earlier call, where it has them
+    #[arg(long, value_name = "FILE", requires = "held_out")]
+    known: Vec<PathBuf>,
+    /// With --held-out: compare on at most so many points, spread evenly
+    #[arg(long, value_name = "N", requires = "held_out")]
+    points_max: Option<usize>,
+    /// With --held-out: another policy to compare, such as one of another family; may be given several times
+    #[arg(long, value_name = "FILE|BASELINE", requires = "held_out")]
+    beside: Vec<String>,
+    /// With --held-out: points that are worked on at the same time [default: as many as there are cores]
+    #[arg(long, value_name = "N", requires = "held_out")]
+    threads: Option<usize>,
+}
+
+/// What a comparison needs beside its own flags.
+pub struct Request<'a> {
+    /// The family.
+    pub config: FamilyConfig,
+    /// The policy in question.
+    pub policy: &'a str,
+    /// Sampled decodes.
+    pub decodes: u64,
+    /// Where to write the report.
+    pub json: Option<&'a PathBuf>,
+    /// How members are recorded.
+    pub loops: &'a LoopFlags,
+}
+
+/// All that one call found out, and how.
+#[derive(Serialize)]
+struct Report<'a> {
+    command: String,
+    commit: String,
+    seed: u64,
+    machine: ThisMachine,
+    elapsed_seconds: f64,
+    policies: Vec<PolicyLine>,
+    hardware: &'a str,
+    planner_ms: u64,
+    reference_seconds: f64,
+    skipped: Skipped,
+    summary: &'a [Summary],
+    points: &'a [PointReport],
+}
+
+/// A policy as it stands in a report.
+#[derive(Serialize)]
+struct PolicyLine {
+    name: String,
+    family: Option<String>,
+    seed: Option<u64>,
+    command: Option<String>,
+}
+
+/// The machine that the comparison ran on.
+#[derive(Serialize)]
+struct ThisMachine {
+    processor: String,
+    cores: usize,
+}
+
+/// What is read of an earlier report.
+#[derive(Deserialize)]
+struct Earlier {
+    points: Vec<PointReport>,
+}
+
+/// Runs the command.
+pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()> {
+    let started = Instant::now();
+    request.json.map_or(Ok(()), |path| require_writable(path))?;
+    let contestants = contestants(request.policy, &flags.beside)?;
+    let contest = Contest {
+        contestants: &contestants,
+        decodes: request.decodes,
+        planner_time: Duration::from_millis(flags.planner_ms),
+        reference_time: Duration::try_from_secs_f64(flags.reference_seconds).context("--reference-seconds")?,
+        known: known(&flags.known)?,
+        seed: request.loops.seed,
+    };
+    let traces = traces(&mut request, flags)?;
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
+    let (points, skipped) = threads.install(|| compare(&contest, &traces, flags));
+    if points.is_empty() {
+        bail!("no point says anything: {skipped:?}");
+    }
+    let summary = Summary::of(&points);
+    if let Some(path) = request.json {
+        let report = Report {
+            command: command_line(),
+            commit: commit(),
+            seed: contest.seed,
+            machine: ThisMachine::look()?,
+            elapsed_seconds: started.elapsed().as_secs_f64(),
+            policies: contestants.iter().map(PolicyLine::of).collect(),
+            hardware: &flags.hardware,
+            planner_ms: flags.planner_ms,
+            reference_seconds: flags.reference_seconds,
+            skipped,
+            summary: &summary,
+            points: &points,
+        };
+        write_json(path, &report)?;
+    }
+    println!(
+        "{} traces with the times of {}, {} points; left out: {} where keep-all fits, {} where a baseline is free, {} \
+         where nothing fits, {} beyond --points-max",
+        traces.len(),
+        flags.hardware,
+        points.len(),
+        skipped.keep_all_fits,
+        skipped.free,
+        skipped.infeasible,
+        skipped.beyond_points_max
+    );
+    print(&summary, &points);
+    Ok(())
+}
+
+/// The policy in question, and those beside it. A policy is called by the name of its file, baselines by their own.
+fn contestants(policy: &str, beside: &[String]) -> anyhow::Result<Vec<Contestant>> {
+    let contestant = |name: &str| -> anyhow::Result<Contestant> {
+        let policy = Chosen::parse(name)?;
+        let stem = PathBuf::from(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        Ok(Contestant { name: stem.unwrap_or_else(|| name.to_owned()), policy })
+    };
+    let own = Contestant { name: "policy".to_owned(), ..contestant(policy)? };
+    std::iter::once(Ok(own)).chain(beside.iter().map(|name| contestant(name))).collect()
+}
+
+fn known(reports: &[PathBuf]) -> anyhow::Result<Known> {
+    let mut points = Vec::new();
+    for path in reports {
+        let name = || path.display().to_string();
+        let report: Earlier = serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)?;
+        points.extend(report.points);
+    }
+    Ok(Known::of(&points))
+}
+
+/// The traces to compare on, with the times of the machine that the flags name.
+fn traces(request: &mut Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<Vec<Arc<Trace>>> {
+    let machine = Machine::find(&flags.hardware, Some(&request.config.path))?;
+    let mut recorded = match &flags.traces {
+        Some(folder) => members::load_all(folder)?,
+        None => {
+            let folder = tempfile::tempdir()?;
+            let names = members::draw(&mut request.config, Split::HeldOut, flags.count, request.loops.seed)?;
+            members::record(&request.config, &names, folder.path(), request.loops, RECORDED_ITERATIONS)?
+        }
+    };
+    if let Some(unknown) = flags.only.iter().find(|name| recorded.traces.iter().all(|trace| trace.workload != **name)) {
+        bail!("--only {unknown}: no trace of a workload of that name");
+    }
+    if !flags.only.is_empty() {
+        recorded.traces.retain(|trace| flags.only.contains(&trace.workload));
+    }
+    recorded.traces.iter().map(|trace| machine.project(trace, &recorded.recorded_on).map(Arc::new)).collect()
+}
+
+/// Lets everything plan at every point that says something.
+fn compare(contest: &Contest<'_>, traces: &[Arc<Trace>], flags: &HeldOutFlags) -> (Vec<PointReport>, Skipped) {
+    let learned: Vec<&dyn MakePolicy> = contest.contestants.iter().map(|contestant| contestant as _).collect();
+    let spinner = progress::spinner("choosing points");
+    let (points, keep_all_fits) = grid(traces, LATENCY_NS, flags.recompute_only, &learned);
+    spinner.finish_and_clear();
+    let mut skipped = Skipped { keep_all_fits, ..Skipped::default() };
+    let bar = progress::bar(points.len() as u64, "baselines");
+    let judged: Vec<Judged> = points.into_par_iter().map(Field::judge).inspect(|_| bar.inc(1)).collect();
+    bar.finish_and_clear();
+    let all = judged.len();
+    let fields: Vec<Box<Field>> = judged.into_iter().filter_map(Judged::open).collect();
+    skipped.free = all - fields.len();
+    let open = fields.len();
+    let fields = spread_evenly(fields, flags.points_max.unwrap_or(usize::MAX));
+    skipped.beyond_points_max = open - fields.len();
+    let bar = progress::bar(fields.len() as u64, "points");
+    let reports: Vec<Option<PointReport>> = fields.par_iter().map(|field| hold(contest, field, &bar)).collect();
+    bar.finish_and_clear();
+    skipped.infeasible = reports.iter().filter(|report| report.is_none()).count();
+    (reports.into_iter().flatten().collect(), skipped)
+}
+
+fn hold(contest: &Contest<'_>, field: &Field, bar: &indicatif::ProgressBar) -> Option<PointReport> {
+    let report = contest.hold(field);
+    if let Some(report) = &report {
+        bar.set_message(format!(
+            "{} at {:.0}%: reference by {}",
+            report.workload,
+            100.0 * report.ratio,
+            report.reference.by
+        ));
+    }
+    bar.inc(1);
+    report
+}
+
+impl PolicyLine {
+    fn of(contestant: &Contestant) -> Self {
+        let file = match &contestant.policy {
+            Chosen::Learned { file, .. } => Some(file),
+            Chosen::Baseline(_) => None,
+        };
+        PolicyLine {
+            name: contestant.policy.name().to_owned(),
+            family: file.map(|file| file.family.clone()),
+            seed: file.map(|file| file.provenance.seed),
+            command: file.map(|file| file.provenance.command.clone()),
+        }
+    }
+}
+
+impl ThisMachine {
+    fn look() -> anyhow::Result<Self> {
+        let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let line = processors.lines().find(|line| line.starts_with("model name"));
+        let processor = line.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown").to_owned();
+        Ok(ThisMachine { processor, cores: std::thread::available_parallelism()?.get() })
+    }
+}

@@ -1,0 +1,178 @@
+//! The points to judge at: members, budgets and links, and which of them say something.
+
+use std::sync::Arc;
+
+use plimsoll_env::Instance;
+use plimsoll_env::predicted::TRIVIAL_OVERHEAD;
+use plimsoll_runtime::baselines::{BASELINES, baseline};
+use plimsoll_runtime::{ActionSet, Lineage, Link, Plan, Planned, Policy, Sweep, Trace, least_feasible_budget};
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Budgets as shares of the keep-all peak.
+const RATIOS: [f64; 7] = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3];
+/// Bandwidths both ways, in bytes per second: PCI Express 3 and 4 as programs find them.
+const LINKS_BYTES_PER_S: [f64; 2] = [12e9, 25e9];
+/// Budgets of at most this many times the least feasible one are reported apart: what little room is left decides there.
+const NEAR_LEAST: f64 = 1.1;
+/// Baselines that fit into little.
+const FRUGAL: [&str; 6] = ["dtr", "dtr-eq", "lru", "capuchin", "dtr-swap", "cheapest"];
+
+/// One budget for one member over one link.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// The planning problem.
+    pub instance: Instance,
+    /// The budget as a share of the keep-all peak.
+    pub ratio: f64,
+    /// Whether hardly any plan holds the budget.
+    pub near_least: bool,
+}
+
+/// Why points say nothing, and how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// Nothing has to be evicted.
+    pub keep_all_fits: usize,
+    /// Some baseline evicts at next to no overhead.
+    pub free: usize,
+    /// No baseline and no policy holds the budget.
+    pub infeasible: usize,
+    /// There are more than were asked for.
+    pub beyond_points_max: usize,
+}
+
+/// The points of `traces`, in order, and how many more there are where nothing has to be evicted.
+///
+/// `learned` policies help to find the least feasible budget.
+pub fn grid(
+    traces: &[Arc<Trace>],
+    latency_ns: u64,
+    recompute_only: bool,
+    learned: &[&dyn MakePolicy],
+) -> (Vec<Point>, usize) {
+    let of_trace = |trace: &Arc<Trace>| {
+        let lineage = Arc::new(Lineage::of(trace));
+        let swapping = LINKS_BYTES_PER_S.map(|rate| (Link::symmetric(rate, latency_ns), ActionSet::ALL));
+        let recomputing = [(swapping[0].0, ActionSet { swap: false, recompute: true })];
+        let settings: Vec<_> = if recompute_only { vec![] } else { swapping.to_vec() };
+        let mut points = Vec::new();
+        for settings in [settings, recomputing.to_vec()].iter().filter(|settings| !settings.is_empty()) {
+            let instance = |(link, actions), budget_bytes| Instance {
+                trace: trace.clone(),
+                lineage: lineage.clone(),
+                link,
+                budget_bytes,
+                actions,
+            };
+            let least_bytes = least_feasible(&instance(settings[0], 0), learned);
+            for &setting in settings {
+                points.extend(RATIOS.map(|ratio| {
+                    let budget_bytes = (ratio * lineage.keep_all_peak_bytes() as f64) as u64;
+                    let near_least = (budget_bytes as f64) < NEAR_LEAST * least_bytes as f64;
+                    Point { instance: instance(setting, budget_bytes), ratio, near_least }
+                }));
+            }
+        }
+        points
+    };
+    let all: Vec<Point> = traces.par_iter().flat_map_iter(of_trace).collect();
+    let total = all.len();
+    let pressed: Vec<Point> = all.into_iter().filter(Point::asks_for_a_decision).collect();
+    let keep_all_fits = total - pressed.len();
+    (pressed, keep_all_fits)
+}
+
+/// Something that makes a policy anew for each problem.
+pub trait MakePolicy: Sync {
+    /// A fresh policy.
+    fn make(&self) -> Box<dyn Policy + Send>;
+}
+
+/// The least budget that a frugal baseline or a learned policy holds.
+fn least_feasible(instance: &Instance, learned: &[&dyn MakePolicy]) -> u64 {
+    let mut policies: Vec<_> = FRUGAL.iter().filter_map(|name| baseline(name, 0)).collect();
+    policies.extend(learned.iter().map(|policy| policy.make()));
+    least_feasible_budget(instance.problem(), &mut policies)
+}
+
+impl Point {
+    fn asks_for_a_decision(&self) -> bool {
+        let windows = self.instance.lineage.windows().len();
+        Sweep::new(self.instance.problem(), Plan::keep_all(windows)).pressure().is_some()
+    }
+
+    /// Whether nothing may be swapped.
+    pub fn is_recompute_only(&self) -> bool {
+        !self.instance.actions.swap
+    }
+}
+
+/// A point with what every baseline makes of it.
+pub struct Field {
+    /// The point.
+    pub point: Point,
+    /// The plans, by name, in the order of [`BASELINES`].
+    pub plans: Vec<(&'static str, Planned)>,
+}
+
+/// What the baselines say of a point.
+pub enum Judged {
+    /// There is something to be gained.
+    Open(Box<Field>),
+    /// Some baseline evicts at next to no overhead.
+    Free,
+}
+
+impl Judged {
+    /// The field, where there is something to be gained.
+    pub fn open(self) -> Option<Box<Field>> {
+        match self {
+            Judged::Open(field) => Some(field),
+            Judged::Free => None,
+        }
+    }
+}
+
+impl Field {
+    /// Lets every baseline plan.
+    pub fn judge(point: Point) -> Judged {
+        let plan = |name: &&'static str| point.instance.plan_with(name).map(|planned| (*name, planned));
+        let plans: Vec<_> = BASELINES.iter().filter_map(plan).collect();
+        let field = Field { point, plans };
+        match field.best() {
+            Some((_, best)) if field.point.instance.overhead(&best.prediction) <= TRIVIAL_OVERHEAD => Judged::Free,
+            _ => Judged::Open(Box::new(field)),
+        }
+    }
+
+    /// The fastest plan that holds the budget, and whose it is; the first of equals.
+    pub fn best(&self) -> Option<(&'static str, &Planned)> {
+        let fitting = self.plans.iter().filter(|(_, planned)| planned.fits());
+        fitting.min_by_key(|(_, planned)| planned.prediction.makespan_ns).map(|(name, planned)| (*name, planned))
+    }
+}
+
+/// At most `most` of `all`, spread evenly.
+pub fn spread_evenly<T>(all: Vec<T>, most: usize) -> Vec<T> {
+    let (found, kept) = (all.len(), most.min(all.len()));
+    let mut next = 0;
+    let mut take = |index: usize| {
+        let wanted = next < kept && index == next * found / kept;
+        next += usize::from(wanted);
+        wanted
+    };
+    all.into_iter().enumerate().filter(|(index, _)| take(*index)).map(|(_, item)| item).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_has_the_size_that_was_asked_for_and_reaches_over_all() {
+        assert_eq!(spread_evenly((0..10).collect(), 4), [0, 2, 5, 7]);
+        assert_eq!(spread_evenly((0..3).collect(), 4), [0, 1, 2]);
+        assert_eq!(spread_evenly((0..5).collect::<Vec<_>>(), 0), []);
+    }
+}

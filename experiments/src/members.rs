@@ -1,0 +1,108 @@
+//! Members of a family as traces: drawn and recorded, or loaded from a folder.
+//!
+//! Nothing here knows what the traces are for, nor on which machine they will be taken to run.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use plimsoll_env::config::{FamilyConfig, Split};
+use plimsoll_env::hardware::Roofline;
+use plimsoll_runtime::Trace;
+
+use crate::commands::import::read_simrd;
+use crate::loops::{LoopFlags, RecordedLoop};
+use crate::machine::{recorded_on, save_recorded_on};
+use crate::progress;
+use crate::table::mib;
+
+/// How the file of a trace ends.
+const TRACE_EXTENSION: &str = "plimsoll";
+/// How the file of a log of simrd ends.
+const LOG_ENDINGS: [&str; 2] = [".log", ".log.gz"];
+
+/// Traces, and the machine that recorded them.
+pub struct Recorded {
+    /// The traces.
+    pub traces: Vec<Arc<Trace>>,
+    /// What that machine does at best.
+    pub recorded_on: Roofline,
+}
+
+/// Draws `count` members of `split` and puts them among the workloads of `config`. Returns their names.
+pub fn draw(config: &mut FamilyConfig, split: Split, count: usize, seed: u64) -> anyhow::Result<Vec<String>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let drawn = config.members(split, count, seed)?;
+    let names = drawn.iter().map(|(name, _)| name.clone()).collect();
+    config.workloads.extend(drawn);
+    Ok(names)
+}
+
+/// Where the trace of the workload `name` stands in `folder`.
+pub fn path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.{TRACE_EXTENSION}"))
+}
+
+/// Records the real loops of the workloads `names`, one after another, into `folder`.
+pub fn record(
+    config: &FamilyConfig,
+    names: &[String],
+    folder: &Path,
+    flags: &LoopFlags,
+    iterations: usize,
+) -> anyhow::Result<Recorded> {
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let before = Roofline::of_host()?;
+    let bar = progress::bar(names.len() as u64, &format!("recording {}", config.family));
+    let mut traces = Vec::with_capacity(names.len());
+    for name in names {
+        bar.set_message(name.clone());
+        let trace = RecordedLoop::open(config, name, flags, iterations)?.trace;
+        trace.save(path(folder, name))?;
+        bar.set_message(format!("{name}: {} operators, {} MiB", trace.operators.len(), mib(trace.peak_bytes)));
+        bar.inc(1);
+        traces.push(Arc::new(trace));
+    }
+    bar.finish_and_clear();
+    Ok(Recorded { traces, recorded_on: save_recorded_on(folder, &before)? })
+}
+
+/// Loads the traces of the workloads `names` that an earlier call recorded into `folder`.
+pub fn load_named(folder: &Path, names: &[String]) -> anyhow::Result<Recorded> {
+    let load = |name: &String| -> anyhow::Result<Arc<Trace>> { Ok(Arc::new(Trace::load(path(folder, name))?)) };
+    let traces = names.iter().map(load).collect::<anyhow::Result<_>>()?;
+    Ok(Recorded { traces, recorded_on: recorded_on(folder)? })
+}
+
+/// Loads every trace in `folder`, and every log of simrd as the trace that it is, in the order of their names.
+pub fn load_all(folder: &Path) -> anyhow::Result<Recorded> {
+    let context = || folder.display().to_string();
+    let entries =
+        std::fs::read_dir(folder).with_context(context)?.collect::<Result<Vec<_>, _>>().with_context(context)?;
+    let mut paths: Vec<PathBuf> =
+        entries.into_iter().map(|entry| entry.path()).filter(|path| holds_trace(path)).collect();
+    paths.sort();
+    if paths.is_empty() {
+        bail!("{}: holds no traces (*.{TRACE_EXTENSION}) and no logs of simrd", folder.display());
+    }
+    let traces = paths.iter().map(|path| load(path).map(Arc::new)).collect::<anyhow::Result<_>>()?;
+    Ok(Recorded { traces, recorded_on: recorded_on(folder)? })
+}
+
+fn holds_trace(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == TRACE_EXTENSION) || is_log(path)
+}
+
+fn is_log(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    LOG_ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
+fn load(path: &Path) -> anyhow::Result<Trace> {
+    if !is_log(path) {
+        return Ok(Trace::load(path)?);
+    }
+    read_simrd(path).with_context(|| path.display().to_string())
+}
