@@ -71,6 +71,16 @@ impl Batch {
         logits.select(0, self.slots.clone()).reshape(self.forbidden.dims()) + self.forbidden.clone()
     }
 
+    /// `[observations, width · LOGITS]`: 0 for the choices of each observation that `allowed` lists, else [`FORBIDDEN`].
+    pub(crate) fn forbid_all_but(&self, allowed: &[&[usize]], device: &Device) -> Tensor<2> {
+        let [observations, columns] = self.forbidden.dims();
+        let mut forbidden = vec![FORBIDDEN; observations * columns];
+        for (row, allowed) in forbidden.chunks_exact_mut(columns).zip(allowed) {
+            allowed.iter().for_each(|&chosen| row[chosen] = 0.0);
+        }
+        Tensor::from_data(TensorData::new(forbidden, [observations, columns]), device)
+    }
+
     /// Embeddings `[rows, channels]`, none negative, to their mean and maximum over the candidates of each
     /// observation, `[observations, 2 · channels]`.
     pub(crate) fn pool(&self, embeddings: Tensor<2>) -> Tensor<2> {

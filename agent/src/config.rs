@@ -90,6 +90,11 @@ pub(crate) fn require(key: &'static str, holds: bool, expected: &'static str, fo
     if holds { Ok(()) } else { Err(ConfigError { key, expected, found }) }
 }
 
+/// Refuses a width that no hidden layer has.
+pub(crate) fn require_width(key: &'static str, width: usize) -> Result<(), ConfigError> {
+    require(key, (1..=HIDDEN_MAX).contains(&width), "1 to 1024", width as f64)
+}
+
 impl PpoConfig {
     /// Checks the range of every hyperparameter.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -104,7 +109,7 @@ impl PpoConfig {
             require(key, count >= 1, "at least 1", count as f64)?;
         }
         for (key, width) in [("hidden", self.hidden), ("critic_hidden", self.critic_hidden)] {
-            require(key, (1..=HIDDEN_MAX).contains(&width), "1 to 1024", width as f64)?;
+            require_width(key, width)?;
         }
         for (key, share) in [("discount", self.discount), ("gae_lambda", self.gae_lambda)] {
             require(key, (0.0..=1.0).contains(&share), "0 to 1", f64::from(share))?;

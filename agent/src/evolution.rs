@@ -13,18 +13,18 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 use plimsoll_env::environment::Environment;
-use plimsoll_runtime::network::{Dense, HIDDEN_MAX, LOGITS, NetworkWeights, WeightsError};
+use plimsoll_runtime::network::{Dense, LOGITS, NetworkWeights, WeightsError};
 use plimsoll_runtime::observation::FEATURES;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::bits;
-use crate::config::{ConfigError, PpoConfig, require};
+use crate::config::{ConfigError, require, require_width};
 use crate::export::network_weights;
-use crate::learner::{Best, Learner, LearnsFrom, TrainError, UpdateReport};
-use crate::model::ActorCritic;
-use crate::rollout::{Sampler, play_greedily};
+use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::model::Actor;
+use crate::rollout::{Sampler, each_instance, play_greedily};
 use crate::seeds::{Stream, generator, reset_seed};
 use crate::spread::FeatureSpread;
 use crate::training_state::{self, Kind, SavedStateError};
@@ -77,7 +77,7 @@ impl EvolutionConfig {
         for (key, count) in counts {
             require(key, count >= 1, "at least 1", count as f64)?;
         }
-        require("hidden", (1..=HIDDEN_MAX).contains(&self.hidden), "1 to 1024", self.hidden as f64)?;
+        require_width("hidden", self.hidden)?;
         for (key, value) in [("deviation", self.deviation), ("learning_rate", self.learning_rate)] {
             require(key, value > 0.0 && value.is_finite(), "a finite number above 0", value)?;
         }
@@ -136,12 +136,10 @@ impl Evolution {
     /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
     pub fn new(config: EvolutionConfig, seed: u64) -> Result<Self, ConfigError> {
         config.validate()?;
-        let drawn_like = PpoConfig { hidden: config.hidden, ..PpoConfig::default() };
-        let actor = ActorCritic::new(&drawn_like, &mut generator(seed, Stream::Weights, 0, 0), &Device::flex()).actor;
+        let actor = Actor::new(config.hidden, &mut generator(seed, Stream::Weights, 0, 0), &Device::flex());
         let spread = FeatureSpread::new();
         let weights = network_weights(&actor, spread.normaliser()).expect("drawn weights are finite");
-        let parameters: Vec<f32> =
-            weights.layers().iter().flat_map(|layer| layer.weights.iter().chain(&layer.bias)).copied().collect();
+        let parameters = parameters(&weights);
         let (first_moment, second_moment) = (vec![0.0; parameters.len()], vec![0.0; parameters.len()]);
         let course = Course {
             updates_done: 0,
@@ -190,24 +188,20 @@ impl Evolution {
         E: Environment + Send,
         E::Error: Send,
     {
-        assert!(!environments.is_empty(), "there is no environment to roll out in");
-        let (instances, stride) = (self.config.instances_per_update, environments.len());
-        let per_environment = environments.par_iter_mut().enumerate().map(|(first, environment)| {
-            let mut samplers: Vec<Sampler> = members.iter().map(Sampler::new).collect();
-            let instances = (first..instances).step_by(stride).map(|instance| {
+        each_instance(
+            environments,
+            self.config.instances_per_update,
+            || members.iter().map(Sampler::new).collect::<Vec<_>>(),
+            |environment, samplers, instance| {
                 let reset = reset_seed(self.seed, self.course.updates_done, instance);
                 let played = samplers.iter_mut().map(|sampler| {
                     let mut played = Played::default();
                     played.total_reward = play_greedily(environment, reset, sampler, |_| played.transitions += 1)?;
                     Ok(played)
                 });
-                Ok((instance, played.collect::<Result<Vec<_>, E::Error>>()?))
-            });
-            instances.collect::<Result<Vec<_>, E::Error>>()
-        });
-        let mut played: Vec<_> = per_environment.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-        played.sort_by_key(|(instance, _)| *instance);
-        Ok(played.into_iter().map(|(_, members)| members).collect())
+                played.collect()
+            },
+        )
     }
 
     /// Takes the features that the present network meets into the normaliser.
@@ -318,6 +312,13 @@ impl Learner for Evolution {
         self.network(&self.course.parameters)
     }
 
+    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
+        Actor::of(weights, self.config.hidden, &Device::flex())?;
+        self.course.parameters = parameters(weights);
+        self.course.spread = FeatureSpread::given(weights.normaliser().clone());
+        Ok(())
+    }
+
     fn best(&self) -> Option<&Best> {
         self.course.best.as_ref()
     }
@@ -331,6 +332,11 @@ impl Learner for Evolution {
         let body = serde_json::to_vec(&saved).map_err(|error| SavedStateError::unusable(path, error))?;
         training_state::write_parts(path, Kind::Evolution, [&body])
     }
+}
+
+/// Weights and biases of all layers, one after another.
+fn parameters(weights: &NetworkWeights) -> Vec<f32> {
+    weights.layers().iter().flat_map(|layer| layer.weights.iter().chain(&layer.bias)).copied().collect()
 }
 
 /// What each member's plans are worth: its mean standardised return over the instances, as a rank in −0.5 to 0.5.
@@ -418,7 +424,7 @@ mod tests {
         assert!(refusal(&config(), 8).ends_with("toy.state: was begun with seed 7, not 8"));
         let other = EvolutionConfig { pairs: 3, ..config() };
         assert!(refusal(&other, 7).ends_with("was begun with pairs = 12, not 3"));
-        let error = crate::Trainer::resume(&path, &PpoConfig::default(), 7).err().unwrap().to_string();
+        let error = crate::Trainer::resume(&path, &crate::PpoConfig::default(), 7).err().unwrap().to_string();
         assert!(error.contains("evolution"), "{error}");
     }
 

@@ -2,7 +2,16 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
+use rayon::prelude::*;
+
+/// Transitions that one thread takes through the networks together: few enough that their activations stay
+/// in its cache.
+pub(crate) const SHARD_TRANSITIONS: usize = 16;
+
+/// The loss became infinite or undefined.
+#[derive(Debug)]
+pub(crate) struct Diverged;
 
 /// Scales the gradient of `model` down to a norm of at most `norm_max`, and returns the norm it had.
 ///
@@ -17,8 +26,43 @@ pub(crate) fn clip_norm<M: Module>(gradients: &mut GradientsParams, model: &M, n
     norm
 }
 
+/// The gradient of the mean loss over a minibatch, that mean, and what else each shard told with its share of the
+/// minibatch.
+///
+/// It is the sum over shards of a fixed size, so that it has the same bits however many threads there
+/// are. Each thread has a fork of the model: gradients recorded on one graph would wait for each other.
+pub(crate) fn of_shards<M, S, T>(
+    model: &M,
+    device: &Device,
+    minibatch: &[S],
+    loss: impl Fn(&M, &[S]) -> (Tensor<1>, T) + Sync,
+) -> Result<(GradientsParams, f64, Vec<(T, f64)>), Diverged>
+where
+    M: Module + Sync,
+    S: Sync,
+    T: Send,
+{
+    let shards = minibatch.par_chunks(SHARD_TRANSITIONS).map(|shard| {
+        let model = model.clone().fork(device);
+        let share = shard.len() as f64 / minibatch.len() as f64;
+        let (loss, told) = loss(&model, shard);
+        let value = f64::from(loss.clone().into_scalar::<f32>());
+        if !value.is_finite() {
+            return Err(Diverged);
+        }
+        Ok((GradientsParams::from_grads((loss * share).backward(), &model), value, told, share))
+    });
+    let (mut gradients, mut mean, mut told) = (GradientsParams::new(), 0.0, Vec::new());
+    for (of_shard, value, told_by_shard, share) in shards.collect::<Result<Vec<_>, Diverged>>()? {
+        accumulate(&mut gradients, of_shard, model);
+        mean += value * share;
+        told.push((told_by_shard, share));
+    }
+    Ok((gradients, mean, told))
+}
+
 /// Adds one gradient of `model` to another.
-pub(crate) fn accumulate<M: Module>(sum: &mut GradientsParams, other: GradientsParams, model: &M) {
+fn accumulate<M: Module>(sum: &mut GradientsParams, other: GradientsParams, model: &M) {
     model.visit(&mut Add { sum, other });
 }
 
@@ -67,7 +111,7 @@ impl ModuleVisitor for Scale<'_> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::TensorData;
 
     use super::*;
 

@@ -73,6 +73,22 @@ pub enum TrainError<E: std::error::Error> {
     },
 }
 
+/// A policy that training cannot start from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// Its network is not of the size that is trained.
+    #[error("hidden is {expected}, the hidden layers of the policy to start from have {found} outputs")]
+    Width {
+        /// The hyperparameter.
+        expected: usize,
+        /// Outputs of the policy's layer.
+        found: usize,
+    },
+    /// What is learned is not comparable with a policy's scores.
+    #[error("deep Q-learning learns what choices are worth, which the scores of a policy do not say")]
+    NotValues,
+}
+
 /// Learns one policy, update by update, and can stop and go on between any two of them.
 ///
 /// All of it follows from the hyperparameters, the seed and the environments: neither threads nor interruptions
@@ -89,6 +105,11 @@ pub trait Learner {
 
     /// The policy network as it is now.
     fn weights(&self) -> Result<NetworkWeights, WeightsError>;
+
+    /// Takes over the network of a policy and its normaliser, which stays as it is from then on. Before the first update.
+    ///
+    /// Fails where its hidden layers have another width than the hyperparameters say, or scores are not what is learned.
+    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError>;
 
     /// The best weights so far, if any were offered.
     fn best(&self) -> Option<&Best>;

@@ -13,9 +13,11 @@
 mod batch;
 mod bits;
 mod config;
+mod dqn;
 mod evolution;
 mod export;
 mod gradients;
+mod imitation;
 mod learner;
 mod model;
 mod ppo;
@@ -28,8 +30,10 @@ mod trainer;
 mod training_state;
 
 pub use config::{ConfigError, PpoConfig};
+pub use dqn::{Dqn, DqnConfig};
 pub use evolution::{Evolution, EvolutionConfig};
-pub use learner::{Best, Learner, LearnsFrom, TrainError, UpdateReport};
+pub use imitation::{Imitation, ImitationConfig};
+pub use learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
 pub use rollout::greedy_return;
 pub use trainer::Trainer;
 pub use training_state::SavedStateError;

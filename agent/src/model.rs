@@ -6,13 +6,17 @@ use burn::module::{Module, Param};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::module::linear;
 use burn::tensor::{Device, Tensor, TensorData};
-use plimsoll_runtime::network::LOGITS;
+use plimsoll_runtime::network::{self, LOGITS, NetworkWeights};
 use plimsoll_runtime::observation::FEATURES;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 use crate::batch::Batch;
 use crate::config::PpoConfig;
+use crate::learner::StartError;
+
+/// The gain of weights before a ReLU, which halves what comes through.
+const RELU_GAIN: f64 = std::f64::consts::SQRT_2;
 
 /// A dense layer: `output = input · weights + bias`.
 #[derive(Module, Debug)]
@@ -32,6 +36,16 @@ impl Dense {
         }
     }
 
+    /// A layer of a policy.
+    fn of(layer: &network::Dense, device: &Device) -> Self {
+        let outputs = layer.outputs();
+        let shape = [layer.weights.len() / outputs, outputs];
+        Dense {
+            weights: Param::from_data(TensorData::new(layer.weights.clone(), shape), device),
+            bias: Param::from_data(TensorData::new(layer.bias.clone(), [outputs]), device),
+        }
+    }
+
     /// `[rows, inputs]` to `[rows, outputs]`.
     fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         linear(input, self.weights.val(), Some(self.bias.val()))
@@ -46,6 +60,26 @@ pub(crate) struct Actor {
 }
 
 impl Actor {
+    /// Draws the first weights: orthogonal, with the gains of Huang et al., *The 37 Implementation Details of
+    /// Proximal Policy Optimization* (2022), detail 2. The small last gain makes the first policy uniform.
+    pub(crate) fn new(hidden: usize, rng: &mut ChaCha8Rng, device: &Device) -> Self {
+        let mut dense = |inputs, outputs, gain| Dense::new(inputs, outputs, gain, rng, device);
+        Actor {
+            hidden: [dense(FEATURES, hidden, RELU_GAIN), dense(hidden, hidden, RELU_GAIN)],
+            output: dense(hidden, LOGITS, 0.01),
+        }
+    }
+
+    /// The network of a policy, which must have so many outputs in both hidden layers.
+    pub(crate) fn of(weights: &NetworkWeights, hidden: usize, device: &Device) -> Result<Self, StartError> {
+        let [first, second, output] = weights.layers();
+        if let Some(found) = [first, second].map(network::Dense::outputs).into_iter().find(|&width| width != hidden) {
+            return Err(StartError::Width { expected: hidden, found });
+        }
+        let of = |layer: &network::Dense| Dense::of(layer, device);
+        Ok(Actor { hidden: [of(first), of(second)], output: of(output) })
+    }
+
     /// Normalised features `[rows, FEATURES]` to logits `[rows, LOGITS]`.
     pub(crate) fn logits(&self, features: Tensor<2>) -> Tensor<2> {
         let [first, second] = &self.hidden;
@@ -85,20 +119,16 @@ pub(crate) struct ActorCritic {
 }
 
 impl ActorCritic {
-    /// Draws the first weights: orthogonal, with the gains of Huang et al., *The 37 Implementation Details of
-    /// Proximal Policy Optimization* (2022), detail 2. The small last gain makes the first policy uniform.
+    /// Draws the first weights, those of the critic by the same source as those of the [`Actor`].
     pub(crate) fn new(config: &PpoConfig, rng: &mut ChaCha8Rng, device: &Device) -> Self {
-        let relu_gain = std::f64::consts::SQRT_2;
+        let pooled = config.critic_hidden;
+        let actor = Actor::new(config.hidden, rng, device);
         let mut dense = |inputs, outputs, gain| Dense::new(inputs, outputs, gain, rng, device);
-        let (wide, pooled) = (config.hidden, config.critic_hidden);
         ActorCritic {
-            actor: Actor {
-                hidden: [dense(FEATURES, wide, relu_gain), dense(wide, wide, relu_gain)],
-                output: dense(wide, LOGITS, 0.01),
-            },
+            actor,
             critic: Critic {
-                embedding: [dense(FEATURES, pooled, relu_gain), dense(pooled, pooled, relu_gain)],
-                hidden: dense(2 * pooled, pooled, relu_gain),
+                embedding: [dense(FEATURES, pooled, RELU_GAIN), dense(pooled, pooled, RELU_GAIN)],
+                hidden: dense(2 * pooled, pooled, RELU_GAIN),
                 output: dense(pooled, 1, 1.0),
             },
         }

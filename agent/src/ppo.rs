@@ -14,18 +14,10 @@ use rayon::prelude::*;
 
 use crate::batch::Batch;
 use crate::config::PpoConfig;
-use crate::gradients::{accumulate, clip_norm};
+use crate::gradients::{Diverged, SHARD_TRANSITIONS, clip_norm, of_shards};
 use crate::model::{ActorCritic, Critic};
 use crate::rollout::{End, Episode, Transition};
 use crate::seeds::{Stream, generator};
-
-/// Transitions that one thread takes through the networks together: few enough that their activations stay
-/// in its cache.
-const SHARD_TRANSITIONS: usize = 16;
-
-/// The loss became infinite or undefined.
-#[derive(Debug)]
-pub(crate) struct Diverged;
 
 /// A transition with what is to be learnt from it.
 #[derive(Clone, Copy, Debug)]
@@ -157,48 +149,34 @@ impl Update<'_> {
     }
 
     /// The gradient of a minibatch's loss, and the parts of the loss.
-    ///
-    /// It is the sum over shards of a fixed size, so that it has the same bits however many threads there
-    /// are. Each thread has a fork of the model: gradients recorded on one graph would wait for each other.
     fn gradients(&self, model: &ActorCritic, minibatch: &[Sample<'_>]) -> Result<(GradientsParams, Losses), Diverged> {
         let advantages = advantages(self.config, minibatch);
-        let shards = minibatch.par_chunks(SHARD_TRANSITIONS).zip(advantages.par_chunks(SHARD_TRANSITIONS));
-        let shards = shards.map(|(shard, advantages)| {
-            let model = model.clone().fork(self.device);
-            let share = shard.len() as f64 / minibatch.len() as f64;
-            let (loss, losses) = self.loss(&model, shard, advantages.to_vec());
-            if !loss.clone().into_scalar::<f32>().is_finite() {
-                return Err(Diverged);
-            }
-            Ok((GradientsParams::from_grads((loss * share).backward(), &model), losses, share))
-        });
-        let (mut gradients, mut losses) = (GradientsParams::new(), Losses::default());
-        for (of_shard, losses_of_shard, share) in shards.collect::<Result<Vec<_>, Diverged>>()? {
-            accumulate(&mut gradients, of_shard, model);
-            losses.add(&losses_of_shard, share);
-        }
+        let items: Vec<(Sample<'_>, f32)> = minibatch.iter().copied().zip(advantages).collect();
+        let (gradients, _, told) = of_shards(model, self.device, &items, |model, shard| self.loss(model, shard))?;
+        let mut losses = Losses::default();
+        told.iter().for_each(|(of_shard, share)| losses.add(of_shard, *share));
         Ok((gradients, losses))
     }
 
     /// The mean loss of a shard with its normalised advantages, `[1]`, and its parts. Gradient norm and
     /// passes are the caller's to fill in.
-    fn loss(&self, model: &ActorCritic, shard: &[Sample<'_>], advantages: Vec<f32>) -> (Tensor<1>, Losses) {
+    fn loss(&self, model: &ActorCritic, shard: &[(Sample<'_>, f32)]) -> (Tensor<1>, Losses) {
         let PpoConfig { clip, value_coefficient, entropy_coefficient, .. } = *self.config;
         let samples = shard.len();
         let column =
             |values: Vec<f32>| -> Tensor<1> { Tensor::from_data(TensorData::new(values, [samples]), self.device) };
-        let each = |of: fn(&Sample<'_>) -> f32| column(shard.iter().map(of).collect());
-        let observations: Vec<&Observation> = shard.iter().map(|sample| &sample.transition.observation).collect();
+        let each = |of: fn(&Sample<'_>) -> f32| column(shard.iter().map(|(sample, _)| of(sample)).collect());
+        let observations: Vec<&Observation> = shard.iter().map(|(sample, _)| &sample.transition.observation).collect();
         let batch = Batch::new(&observations, self.normaliser, self.device);
 
-        let chosen: Vec<i64> = shard.iter().map(|sample| sample.transition.chosen as i64).collect();
+        let chosen: Vec<i64> = shard.iter().map(|(sample, _)| sample.transition.chosen as i64).collect();
         let chosen: Tensor<2, Int> = Tensor::from_data(TensorData::new(chosen, [samples, 1]), self.device);
         let log_probabilities = model.actor.log_probabilities(&batch);
         let of_chosen = log_probabilities.clone().gather(1, chosen).reshape([samples]);
         let log_ratio = of_chosen - each(|sample| sample.transition.log_probability);
         let ratio = log_ratio.clone().exp();
 
-        let advantages = column(advantages);
+        let advantages = column(shard.iter().map(|&(_, advantage)| advantage).collect());
         let clipped = ratio.clone().clamp(1.0 - clip, 1.0 + clip);
         let policy_loss = (advantages.clone() * ratio.clone()).min_pair(advantages * clipped).mean().neg();
         let value_loss = (model.critic.values(&batch) - each(|sample| sample.target())).square().mean() * 0.5;
@@ -267,6 +245,8 @@ fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_runtime::observation::FEATURES;
+
     use super::*;
 
     fn transition(reward: f32) -> Transition {
@@ -290,7 +270,7 @@ mod tests {
 
     #[test]
     fn only_a_truncated_episode_is_bootstrapped() {
-        let observation = Observation { features: vec![0.0; 20], action_mask: vec![[true; 2]] };
+        let observation = Observation { features: vec![0.0; FEATURES], action_mask: vec![[true; 2]] };
         assert!(bootstrapped(&End::Truncated(observation)).is_some());
         assert!(bootstrapped(&End::Truncated(Observation::default())).is_none());
         assert!(bootstrapped(&End::Terminated).is_none());

@@ -61,26 +61,50 @@ where
     E: Environment + Send,
     E::Error: Send,
 {
-    assert!(!environments.is_empty(), "there is no environment to roll out in");
     let &Update { config, seed, index: update, .. } = update;
-    let (instances, repeats, stride) = (config.instances_per_update, config.episodes_per_instance, environments.len());
-    let per_environment = environments.par_iter_mut().enumerate().map(|(first, environment)| {
-        let mut sampler = Sampler::new(weights);
-        let instances = (first..instances).step_by(stride).map(|instance| {
+    let repeats = config.episodes_per_instance;
+    let rolled_out = each_instance(
+        environments,
+        config.instances_per_update,
+        || Sampler::new(weights),
+        |environment, sampler, instance| {
             let reset = reset_seed(seed, update, instance);
             let mut episodes = Vec::with_capacity(repeats);
             for index in instance * repeats..(instance + 1) * repeats {
                 let mut rng = generator(seed, Stream::Choices, update, index);
-                episodes.push(roll_out(environment, reset, &mut sampler, &mut rng)?);
+                episodes.push(roll_out(environment, reset, sampler, &mut rng)?);
             }
             subtract_mean_return(&mut episodes);
-            Ok((instance, episodes))
-        });
-        instances.collect::<Result<Vec<_>, E::Error>>()
+            Ok(episodes)
+        },
+    )?;
+    Ok(rolled_out.into_iter().flatten().collect())
+}
+
+/// Lets `play` play every instance, instance `i` in environment `i mod environments`, and returns what came of each, in
+/// order. Every environment has its own scratch.
+pub(crate) fn each_instance<E, S, T>(
+    environments: &mut [E],
+    instances: usize,
+    scratch: impl Fn() -> S + Sync,
+    play: impl Fn(&mut E, &mut S, usize) -> Result<T, E::Error> + Sync,
+) -> Result<Vec<T>, E::Error>
+where
+    E: Environment + Send,
+    E::Error: Send,
+    T: Send,
+{
+    assert!(!environments.is_empty(), "there is no environment to roll out in");
+    let stride = environments.len();
+    let per_environment = environments.par_iter_mut().enumerate().map(|(first, environment)| {
+        let mut scratch = scratch();
+        let played = (first..instances).step_by(stride);
+        played.map(|instance| Ok((instance, play(environment, &mut scratch, instance)?))).collect()
     });
-    let mut rolled_out: Vec<_> = per_environment.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-    rolled_out.sort_by_key(|(instance, _)| *instance);
-    Ok(rolled_out.into_iter().flat_map(|(_, episodes)| episodes).collect())
+    let mut played: Vec<(usize, T)> =
+        per_environment.collect::<Result<Vec<Vec<_>>, E::Error>>()?.into_iter().flatten().collect();
+    played.sort_by_key(|(instance, _)| *instance);
+    Ok(played.into_iter().map(|(_, outcome)| outcome).collect())
 }
 
 /// The baseline of the episodes of one instance. One episode alone would lose all its reward: it is let be.
@@ -129,16 +153,12 @@ where
     E: Environment + Send,
     E::Error: Send,
 {
-    let stride = environments.len();
-    let totals = environments.par_iter_mut().enumerate().map(|(first, environment)| {
-        let mut sampler = Sampler::new(weights);
-        let mut total = 0.0;
-        for &reset in reset_seeds.iter().skip(first).step_by(stride) {
-            total += play_greedily(environment, reset, &mut sampler, |_| {})?;
-        }
-        Ok(total)
-    });
-    let totals = totals.collect::<Result<Vec<f64>, E::Error>>()?;
+    let totals = each_instance(
+        environments,
+        reset_seeds.len(),
+        || Sampler::new(weights),
+        |environment, sampler, index| play_greedily(environment, reset_seeds[index], sampler, |_| {}),
+    )?;
     Ok(totals.iter().sum::<f64>() / reset_seeds.len() as f64)
 }
 
@@ -161,7 +181,8 @@ pub(crate) fn play_greedily<E: Environment>(
     }
 }
 
-fn choice(chosen: usize) -> Choice {
+/// What a logit stands for.
+pub(crate) fn choice(chosen: usize) -> Choice {
     Choice { candidate: chosen / 2, action: EVICTIONS[chosen % 2] }
 }
 
@@ -189,14 +210,25 @@ impl Sampler {
     }
 
     /// The choice with the highest logit, the first of equals.
-    fn best(&mut self, observation: &Observation) -> usize {
+    pub(crate) fn best(&mut self, observation: &Observation) -> usize {
+        self.best_of(observation, |_| false).0
+    }
+
+    /// The choice with the highest logit, and the one among those that are `wanted`, if any is.
+    pub(crate) fn best_of(
+        &mut self,
+        observation: &Observation,
+        wanted: impl Fn(usize) -> bool,
+    ) -> (usize, Option<usize>) {
         self.score(observation);
-        let first = self.legal[0];
-        self.legal.iter().fold(first, |best, &other| if other.1 > best.1 { other } else { best }).0
+        let higher = |best: (usize, f32), other: (usize, f32)| if other.1 > best.1 { other } else { best };
+        let of_wanted = self.legal.iter().copied().filter(|&(chosen, _)| wanted(chosen)).reduce(higher);
+        let (best, _) = self.legal.iter().copied().reduce(higher).expect("some choice is legal");
+        (best, of_wanted.map(|(chosen, _)| chosen))
     }
 
     /// A draw from the softmax over all legal choices, with the logarithm of its probability.
-    fn sample(&mut self, observation: &Observation, rng: &mut ChaCha8Rng) -> (usize, f32) {
+    pub(crate) fn sample(&mut self, observation: &Observation, rng: &mut ChaCha8Rng) -> (usize, f32) {
         self.score(observation);
         let highest = self.legal.iter().map(|&(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max);
         let total: f32 = self.legal.iter().map(|(_, logit)| (logit - highest).exp()).sum();

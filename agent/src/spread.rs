@@ -21,17 +21,27 @@ pub(crate) struct FeatureSpread {
     /// `[FEATURES]`: sums of squared deviations from the mean.
     #[serde(with = "bits")]
     deviation: Vec<f64>,
+    /// The normaliser of the policy that training started from. What is seen does not change it.
+    given: Option<Normaliser>,
 }
 
 impl FeatureSpread {
     pub(crate) fn new() -> Self {
-        FeatureSpread { candidates: 0, mean: vec![0.0; FEATURES], deviation: vec![0.0; FEATURES] }
+        FeatureSpread { candidates: 0, mean: vec![0.0; FEATURES], deviation: vec![0.0; FEATURES], given: None }
+    }
+
+    /// No moments, but the normaliser of a policy, which its weights go with.
+    pub(crate) fn given(normaliser: Normaliser) -> Self {
+        FeatureSpread { given: Some(normaliser), ..FeatureSpread::new() }
     }
 
     /// Takes one candidate in. `row` is `[FEATURES]`.
     ///
     /// Welford, *Note on a Method for Calculating Corrected Sums of Squares and Products* (1962).
     pub(crate) fn absorb(&mut self, row: &[f32]) {
+        if self.given.is_some() {
+            return;
+        }
         self.candidates += 1;
         let share = 1.0 / self.candidates as f64;
         for ((&value, mean), deviation) in row.iter().zip(&mut self.mean).zip(&mut self.deviation) {
@@ -41,8 +51,11 @@ impl FeatureSpread {
         }
     }
 
-    /// The normaliser that these moments make; the identity while nothing was seen.
+    /// The normaliser that was given, or that these moments make; the identity while nothing was seen.
     pub(crate) fn normaliser(&self) -> Normaliser {
+        if let Some(given) = &self.given {
+            return given.clone();
+        }
         if self.candidates == 0 {
             return Normaliser::identity();
         }
@@ -70,5 +83,13 @@ mod tests {
         let Normaliser { mean, scale } = spread.normaliser();
         assert_eq!((mean[3], mean[4]), (3.0, 5.0));
         assert_eq!((scale[3], scale[4]), ((1.0 / 3.5f64.sqrt()) as f32, 100.0));
+    }
+
+    #[test]
+    fn a_given_normaliser_stays() {
+        let normaliser = Normaliser { mean: vec![0.5; FEATURES], scale: vec![3.0; FEATURES] };
+        let mut spread = FeatureSpread::given(normaliser.clone());
+        spread.absorb(&[9.0; FEATURES]);
+        assert_eq!(spread.normaliser(), normaliser);
     }
 }

@@ -2,12 +2,14 @@
 
 use std::convert::Infallible;
 
-use plimsoll_env::environment::{Environment, Observation, StepResult};
+use plimsoll_env::environment::{Environment, Observation, StepResult, Taught};
 use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::plan::Action;
 use plimsoll_runtime::policy::Choice;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+const EVICTIONS: [Action; 2] = [Action::Swap, Action::Recompute];
 
 /// Steps in an episode.
 pub(crate) const STEPS: usize = 6;
@@ -21,28 +23,41 @@ pub(crate) struct Toy {
     worth: f32,
     /// Episodes end by truncation instead of termination.
     pub(crate) truncates: bool,
+    /// The one feature that is worth anything, whatever the eviction, all others being zero.
+    only: Option<usize>,
 }
 
 impl Toy {
     pub(crate) fn new() -> Self {
         let rng = ChaCha8Rng::seed_from_u64(0);
-        Toy { rng, observation: Observation::default(), steps: 0, worth: 0.0, truncates: false }
+        Toy { rng, observation: Observation::default(), steps: 0, worth: 0.0, truncates: false, only: None }
+    }
+
+    /// The toy in which every choice is worth the feature `column`, and all others are zero.
+    pub(crate) fn of(column: usize) -> Self {
+        Toy { only: Some(column), ..Toy::new() }
     }
 
     /// What the choice is worth.
     fn worth_of(&self, choice: Choice) -> f32 {
         let row = &self.observation.features[choice.candidate * FEATURES..];
+        if let Some(column) = self.only {
+            return row[column];
+        }
         if choice.action == Action::Swap { row[0] + row[1] } else { row[0] - row[1] }
+    }
+
+    fn legal(&self) -> impl Iterator<Item = Choice> + '_ {
+        let all = (0..self.observation.candidates())
+            .flat_map(|candidate| EVICTIONS.map(|action| Choice { candidate, action }));
+        all.filter(|&choice| self.observation.allows(choice))
     }
 
     /// The return of the episode that `seed` begins, when the best choice is made at every step.
     pub(crate) fn play_perfectly(&mut self, seed: u64) -> f32 {
         let Ok(_) = self.reset(seed);
         loop {
-            let all = (0..self.observation.candidates())
-                .flat_map(|candidate| [Action::Swap, Action::Recompute].map(|action| Choice { candidate, action }));
-            let legal = all.filter(|&choice| self.observation.allows(choice));
-            let best = legal.max_by(|&left, &right| self.worth_of(left).total_cmp(&self.worth_of(right)));
+            let best = self.legal().max_by(|&left, &right| self.worth_of(left).total_cmp(&self.worth_of(right)));
             let Ok(result) = self.step(best.expect("the first candidate is always legal"));
             if result.terminated || result.truncated {
                 return result.reward;
@@ -52,11 +67,30 @@ impl Toy {
 
     fn draw(&mut self) -> Observation {
         let candidates = self.rng.random_range(3..12);
-        let features = (0..candidates * FEATURES).map(|_| self.rng.random_range(-1.0..1.0)).collect();
+        let mut features: Vec<f32> = (0..candidates * FEATURES).map(|_| self.rng.random_range(-1.0..1.0)).collect();
+        if let Some(only) = self.only {
+            features
+                .iter_mut()
+                .enumerate()
+                .filter(|(index, _)| index % FEATURES != only)
+                .for_each(|(_, value)| *value = 0.0);
+        }
         let mut action_mask: Vec<[bool; 2]> =
             (0..candidates).map(|_| [self.rng.random_bool(0.8), self.rng.random_bool(0.8)]).collect();
         action_mask[0] = [true, true];
         Observation { features, action_mask }
+    }
+}
+
+impl Taught for Toy {
+    /// The two best choices.
+    fn lesson(&mut self) -> Vec<[bool; 2]> {
+        let mut worth: Vec<f32> = self.legal().map(|choice| self.worth_of(choice)).collect();
+        worth.sort_by(|left, right| right.total_cmp(left));
+        let least = worth[1.min(worth.len() - 1)];
+        let right = |choice| self.observation.allows(choice) && self.worth_of(choice) >= least;
+        let candidates = 0..self.observation.candidates();
+        candidates.map(|candidate| EVICTIONS.map(|action| right(Choice { candidate, action }))).collect()
     }
 }
 

@@ -11,28 +11,24 @@ use plimsoll_runtime::observation::FEATURES;
 
 use crate::config::{ConfigError, PpoConfig};
 use crate::export::network_weights;
-use crate::learner::{Best, Learner, LearnsFrom, TrainError, UpdateReport};
-use crate::model::ActorCritic;
-use crate::ppo::{Diverged, Update, explained_variance};
+use crate::gradients::Diverged;
+use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::model::{Actor, ActorCritic};
+use crate::ppo::{Update, explained_variance};
 use crate::rollout::{self, Episode};
 use crate::seeds::{Stream, generator};
 use crate::spread::FeatureSpread;
-use crate::training_state::{self, Header, SavedStateError};
+use crate::training_state::{self, Header, Kind, SavedStateError};
 
 /// Adam's ε, as in CleanRL.
 const ADAM_EPSILON: f32 = 1e-5;
 
 /// Learns one policy by proximal policy optimisation.
 pub struct Trainer {
-    config: PpoConfig,
-    seed: u64,
-    updates_done: usize,
-    transitions_done: u64,
+    header: Header<PpoConfig>,
     device: Device,
     model: ActorCritic,
     optimizer: ModuleOptimizer,
-    spread: FeatureSpread,
-    best: Option<Best>,
 }
 
 impl Trainer {
@@ -42,26 +38,16 @@ impl Trainer {
         let device = Device::flex().autodiff();
         let model = ActorCritic::new(&config, &mut generator(seed, Stream::Weights, 0, 0), &device);
         let optimizer = AdamConfig::new().with_epsilon(ADAM_EPSILON).init();
-        let spread = FeatureSpread::new();
-        Ok(Trainer { config, seed, updates_done: 0, transitions_done: 0, device, model, optimizer, spread, best: None })
+        Ok(Trainer { header: Header::new(config, seed), device, model, optimizer })
     }
 
     /// Continues a saved training run, which must have been begun with the same configuration and seed.
     pub fn resume(path: impl AsRef<Path>, config: &PpoConfig, seed: u64) -> Result<Self, SavedStateError> {
         let path = path.as_ref();
         let fresh = Trainer::new(config.clone(), seed).map_err(|error| SavedStateError::unusable(path, error))?;
-        let (header, model, optimizer) = training_state::read(path, config, seed, fresh.model, fresh.optimizer)?;
-        Ok(Trainer {
-            config: header.config,
-            seed: header.seed,
-            updates_done: header.updates_done,
-            transitions_done: header.transitions_done,
-            device: fresh.device,
-            model,
-            optimizer,
-            spread: header.spread,
-            best: header.best,
-        })
+        let (header, model, optimizer) =
+            training_state::read(path, Kind::Ppo, (config, seed), fresh.model, fresh.optimizer)?;
+        Ok(Trainer { header, device: fresh.device, model, optimizer })
     }
 
     /// Takes the features of the episodes into the normaliser. The network sees its input shift by that, so
@@ -69,13 +55,13 @@ impl Trainer {
     fn absorb(&mut self, episodes: &[Episode]) {
         for transition in episodes.iter().flat_map(|episode| &episode.transitions) {
             for row in transition.observation.features.chunks_exact(FEATURES) {
-                self.spread.absorb(row);
+                self.header.spread.absorb(row);
             }
         }
     }
 
     fn exported(&self) -> Result<NetworkWeights, WeightsError> {
-        network_weights(&self.model.actor, self.spread.normaliser())
+        network_weights(&self.model.actor, self.header.spread.normaliser())
     }
 }
 
@@ -88,9 +74,9 @@ where
         let started = Instant::now();
         let weights = self.exported()?;
         let update = Update {
-            config: &self.config,
-            seed: self.seed,
-            index: self.updates_done,
+            config: &self.header.config,
+            seed: self.header.seed,
+            index: self.header.updates_done,
             normaliser: weights.normaliser(),
             device: &self.device,
         };
@@ -103,19 +89,19 @@ where
 
         let explained_variance = explained_variance(&samples);
         let transitions = samples.len();
-        if self.updates_done < self.config.normaliser_updates {
+        if self.header.updates_done < self.header.config.normaliser_updates {
             self.absorb(&episodes);
         }
         self.model = model;
         self.optimizer = optimizer;
-        self.updates_done += 1;
-        self.transitions_done += transitions as u64;
+        self.header.updates_done += 1;
+        self.header.transitions_done += transitions as u64;
         let returns = episodes.iter().map(|episode| f64::from(episode.total_reward));
         Ok(UpdateReport {
-            updates_done: self.updates_done,
+            updates_done: self.header.updates_done,
             episodes: episodes.len(),
             transitions,
-            transitions_done: self.transitions_done,
+            transitions_done: self.header.transitions_done,
             return_mean: returns.clone().sum::<f64>() / episodes.len() as f64,
             return_max: returns.fold(f64::NEG_INFINITY, f64::max),
             seconds: started.elapsed().as_secs_f64(),
@@ -124,7 +110,7 @@ where
                 .into_iter()
                 .chain([
                     ("explained_variance", explained_variance),
-                    ("learning_rate", self.config.learning_rate_at(self.updates_done - 1)),
+                    ("learning_rate", self.header.config.learning_rate_at(self.header.updates_done - 1)),
                 ])
                 .collect(),
         })
@@ -133,39 +119,37 @@ where
 
 impl Learner for Trainer {
     fn hyperparameters(&self) -> serde_json::Value {
-        serde_json::to_value(&self.config).expect("a flat table of numbers")
+        serde_json::to_value(&self.header.config).expect("a flat table of numbers")
     }
 
     fn updates(&self) -> usize {
-        self.config.updates
+        self.header.config.updates
     }
 
     fn updates_done(&self) -> usize {
-        self.updates_done
+        self.header.updates_done
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {
         self.exported()
     }
 
+    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
+        self.model.actor = Actor::of(weights, self.header.config.hidden, &self.device)?;
+        self.header.spread = FeatureSpread::given(weights.normaliser().clone());
+        Ok(())
+    }
+
     fn best(&self) -> Option<&Best> {
-        self.best.as_ref()
+        self.header.best.as_ref()
     }
 
     fn set_best(&mut self, best: Best) {
-        self.best = Some(best);
+        self.header.best = Some(best);
     }
 
     fn save(&self, path: &Path) -> Result<(), SavedStateError> {
-        let header = Header {
-            config: self.config.clone(),
-            seed: self.seed,
-            updates_done: self.updates_done,
-            transitions_done: self.transitions_done,
-            spread: self.spread.clone(),
-            best: self.best.clone(),
-        };
-        training_state::write(path, &header, &self.model, &self.optimizer)
+        training_state::write(path, Kind::Ppo, &self.header, &self.model, &self.optimizer)
     }
 }
 
@@ -265,7 +249,7 @@ mod tests {
         train(&mut resumed, 2, 2);
         assert_eq!(bits(&resumed), bits(&straight));
         assert_eq!(resumed.weights().unwrap(), straight.weights().unwrap());
-        assert_eq!(resumed.transitions_done, straight.transitions_done);
+        assert_eq!(resumed.header.transitions_done, straight.header.transitions_done);
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! The saved training state: all that a training run needs to go on, in one file.
 //!
 //! ```text
-//! plimsoll training-state 2 ppo sha256=9f86d0… bytes=48213
+//! plimsoll training-state 3 ppo sha256=9f86d0… bytes=48213
 //! lengths of the parts: a u64 each, little-endian
 //! counters, configuration, normaliser, best weights: JSON
-//! actor and critic: burnpack
+//! networks: burnpack
 //! Adam's moments: burnpack
 //! ```
 //!
-//! Burnpack, because it keeps the ids of the parameters, by which Adam's moments are found again. The other ways of
-//! learning have no such tensors: all of their state is the JSON. Numbers of double precision stand in it as their bits,
+//! Burnpack, because it keeps the ids of the parameters, by which Adam's moments are found again. Evolution strategies
+//! have no such tensors: all of their state is the JSON. Deep Q-learning has a fourth part, its memory. Numbers of double precision stand in it as their bits,
 //! for a decimal may come back as its neighbour.
 
 use std::io;
@@ -17,19 +17,18 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::store::{ModuleRecord, RecordError};
+use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use plimsoll_runtime::file::{FileError, write_whole};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::config::PpoConfig;
 use crate::learner::Best;
-use crate::model::ActorCritic;
 use crate::spread::FeatureSpread;
 
 /// The newest format that this build reads and writes.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// No saved training state is larger; a larger file is refused before anything is allocated.
 const BYTES_MAX: u64 = 1 << 30;
 /// A training state that could not be saved, or could not be resumed from.
@@ -61,6 +60,10 @@ pub(crate) enum Kind {
     Ppo,
     /// Evolution strategies.
     Evolution,
+    /// Imitation of searched plans.
+    Imitation,
+    /// Deep Q-learning.
+    Dqn,
 }
 
 impl Kind {
@@ -68,15 +71,17 @@ impl Kind {
         match self {
             Kind::Ppo => "ppo",
             Kind::Evolution => "evolution",
+            Kind::Imitation => "imitation",
+            Kind::Dqn => "dqn",
         }
     }
 }
 
-/// All but the tensors.
+/// All but the tensors, for the hyperparameters `C`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Header {
-    pub(crate) config: PpoConfig,
+pub(crate) struct Header<C> {
+    pub(crate) config: C,
     pub(crate) seed: u64,
     pub(crate) updates_done: usize,
     pub(crate) transitions_done: u64,
@@ -84,17 +89,37 @@ pub(crate) struct Header {
     pub(crate) best: Option<Best>,
 }
 
+impl<C> Header<C> {
+    /// The header of a run before its first update.
+    pub(crate) fn new(config: C, seed: u64) -> Self {
+        Header { config, seed, updates_done: 0, transitions_done: 0, spread: FeatureSpread::new(), best: None }
+    }
+}
+
 /// Writes the state, whole or not at all.
-pub(crate) fn write(
+pub(crate) fn write<C: Serialize, M: Module>(
     path: &Path,
-    header: &Header,
-    model: &ActorCritic,
+    kind: Kind,
+    header: &Header<C>,
+    model: &M,
     optimizer: &ModuleOptimizer,
 ) -> Result<(), SavedStateError> {
-    let header = serde_json::to_vec(header).map_err(|error| SavedStateError::unusable(path, error))?;
-    let pack = |packed: Result<Bytes, RecordError>| packed.map_err(|error| SavedStateError::unusable(path, error));
-    let (model, optimizer) = (pack(model.clone().into_record().into_bytes())?, pack(optimizer.into_bytes())?);
-    write_parts(path, Kind::Ppo, [&header, &model, &optimizer])
+    write_parts(path, kind, [&json(path, header)?, &model_pack(path, model)?, &optimizer_pack(path, optimizer)?])
+}
+
+/// A header as bytes.
+pub(crate) fn json(path: &Path, header: &impl Serialize) -> Result<Vec<u8>, SavedStateError> {
+    serde_json::to_vec(header).map_err(|error| SavedStateError::unusable(path, error))
+}
+
+/// The tensors of a model as bytes.
+pub(crate) fn model_pack<M: Module>(path: &Path, model: &M) -> Result<Bytes, SavedStateError> {
+    model.clone().into_record().into_bytes().map_err(|error| SavedStateError::unusable(path, error))
+}
+
+/// Adam's moments as bytes.
+pub(crate) fn optimizer_pack(path: &Path, optimizer: &ModuleOptimizer) -> Result<Bytes, SavedStateError> {
+    optimizer.into_bytes().map_err(|error| SavedStateError::unusable(path, error))
 }
 
 /// Writes a training state made of `parts`, whole or not at all.
@@ -123,23 +148,46 @@ pub(crate) fn require_same<C: Serialize>(
 }
 
 /// Reads the state of a run of this configuration and seed into `model` and `optimizer`, which must be fresh.
-pub(crate) fn read(
+pub(crate) fn read<C: Serialize + DeserializeOwned, M: Module>(
     path: &Path,
-    config: &PpoConfig,
-    seed: u64,
-    model: ActorCritic,
+    kind: Kind,
+    (config, seed): (&C, u64),
+    model: M,
     optimizer: ModuleOptimizer,
-) -> Result<(Header, ActorCritic, ModuleOptimizer), SavedStateError> {
-    let unusable = |reason: String| SavedStateError::unusable(path, reason);
-    let [header, model_pack, optimizer_pack] = read_parts(path, Kind::Ppo)?;
-    let header: Header =
-        serde_json::from_slice(&header).map_err(|error| unusable(format!("malformed training state: {error}")))?;
-    require_same(path, (&header.config, header.seed), (config, seed))?;
-    let malformed = |error: RecordError| unusable(format!("malformed training state: {error}"));
-    let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(model_pack)).map_err(malformed)?;
-    let model = model.try_load_record(record).map_err(malformed)?;
-    let optimizer = optimizer.from_bytes(Bytes::from_bytes_vec(optimizer_pack)).map_err(malformed)?;
-    Ok((header, model, optimizer))
+) -> Result<(Header<C>, M, ModuleOptimizer), SavedStateError> {
+    let [header, pack, moments] = read_parts(path, kind)?;
+    let header = read_header(path, &header, (config, seed))?;
+    Ok((header, unpack_model(path, pack, model)?, unpack_optimizer(path, moments, optimizer)?))
+}
+
+fn malformed(path: &Path, error: impl std::fmt::Display) -> SavedStateError {
+    SavedStateError::unusable(path, format!("malformed training state: {error}"))
+}
+
+/// The header that `bytes` hold, of a run begun with this configuration and seed.
+pub(crate) fn read_header<C: Serialize + DeserializeOwned>(
+    path: &Path,
+    bytes: &[u8],
+    given: (&C, u64),
+) -> Result<Header<C>, SavedStateError> {
+    let header: Header<C> = serde_json::from_slice(bytes).map_err(|error| malformed(path, error))?;
+    require_same(path, (&header.config, header.seed), given)?;
+    Ok(header)
+}
+
+/// The model that [`model_pack`] packed, put into one of the same shape.
+pub(crate) fn unpack_model<M: Module>(path: &Path, pack: Vec<u8>, model: M) -> Result<M, SavedStateError> {
+    let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(pack)).map_err(|error| malformed(path, error))?;
+    model.try_load_record(record).map_err(|error| malformed(path, error))
+}
+
+/// The optimizer that [`optimizer_pack`] packed.
+pub(crate) fn unpack_optimizer(
+    path: &Path,
+    pack: Vec<u8>,
+    optimizer: ModuleOptimizer,
+) -> Result<ModuleOptimizer, SavedStateError> {
+    optimizer.from_bytes(Bytes::from_bytes_vec(pack)).map_err(|error| malformed(path, error))
 }
 
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
@@ -213,6 +261,7 @@ fn sha256_hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::PpoConfig;
     use crate::learner::Learner;
     use crate::trainer::Trainer;
 
@@ -255,8 +304,8 @@ mod tests {
         let mut altered = whole.clone();
         *altered.last_mut().unwrap() ^= 1;
         refused(&altered, "altered after it was written");
-        let newer = String::from_utf8_lossy(&whole[..40]).replace("state 2", "state 9").into_bytes();
-        refused(&[&newer, &whole[40..]].concat(), "version 9 is newer than 2");
+        let newer = String::from_utf8_lossy(&whole[..40]).replace("state 3", "state 9").into_bytes();
+        refused(&[&newer, &whole[40..]].concat(), "version 9 is newer than 3");
         refused(b"plimsoll trace 1 sha256=0 bytes=0\n", "not a saved plimsoll training state");
     }
 }

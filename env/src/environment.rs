@@ -73,3 +73,10 @@ pub trait Environment {
     /// If the choice is not legal in the last observation, or the episode is over.
     fn step(&mut self, choice: Choice) -> Result<StepResult, Self::Error>;
 }
+
+/// An environment whose instances a teacher has planned.
+pub trait Taught: Environment {
+    /// `[candidates, 2]`: which choices at the present pressure point the teacher's plan makes too, all of them legal. It
+    /// may make none of them, and does not say in which order it makes them.
+    fn lesson(&mut self) -> Vec<[bool; 2]>;
+}

@@ -16,11 +16,13 @@ pub mod predicted;
 pub mod real;
 pub mod recording;
 pub mod reward;
+pub mod taught;
 pub mod units;
 mod walk;
 pub mod workload;
 
-pub use environment::{Environment, Observation, StepResult};
+pub use environment::{Environment, Observation, StepResult, Taught};
 pub use instance::Instance;
 pub use predicted::{Domain, PredictedEnvironment};
 pub use real::TorchEnvironment;
+pub use taught::TaughtEnvironment;

@@ -121,6 +121,11 @@ impl PredictedEnvironment {
         random.set_stream(DOMAIN_STREAM);
         &self.domains[random.random_range(0..self.domains.len())]
     }
+
+    /// The episode under way, or the last one.
+    pub(crate) fn walk(&self) -> Option<&Walk> {
+        self.episode.as_ref().map(|(walk, _)| walk)
+    }
 }
 
 impl Environment for PredictedEnvironment {

@@ -1,5 +1,6 @@
 //! An episode under way: a sweep beside the instance that it walks.
 
+use plimsoll_runtime::observation::Pressure;
 use plimsoll_runtime::{Choice, Plan, Prediction, Sweep};
 
 use crate::environment::Observation;
@@ -28,9 +29,14 @@ impl Walk {
         Walk { pair, steps_left: steps_max }
     }
 
+    /// The pressure point; none when the plan is complete.
+    pub(crate) fn pressure(&self) -> Option<Pressure<'_>> {
+        self.pair.borrow_dependent().pressure()
+    }
+
     /// What the agent sees; empty when the plan is complete.
     pub(crate) fn observe(&self) -> Observation {
-        self.pair.borrow_dependent().pressure().map_or_else(Observation::default, |pressure| Observation::of(&pressure))
+        self.pressure().map_or_else(Observation::default, |pressure| Observation::of(&pressure))
     }
 
     /// Makes a choice.
@@ -46,7 +52,7 @@ impl Walk {
 
     /// Whether the plan is complete.
     pub(crate) fn is_complete(&self) -> bool {
-        self.pair.borrow_dependent().pressure().is_none()
+        self.pressure().is_none()
     }
 
     /// Whether the bound on steps cut the episode short.

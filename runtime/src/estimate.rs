@@ -1,9 +1,10 @@
 //! What evicting a storage would cost, given what is evicted already: the facts and features of candidates.
 
-use crate::features::{Describer, Scene};
+use crate::features::{Ahead, Describer, Scene};
 use crate::hardware::Tier;
 use crate::lineage::{Lineage, VersionId, WindowId};
 use crate::observation::Candidate;
+use crate::outlook::Outlook;
 use crate::plan::Action;
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
@@ -23,6 +24,7 @@ pub(crate) struct Estimator {
     visited: Vec<u32>,
     visit: u32,
     stack: Vec<VersionId>,
+    outlook: Outlook,
     describer: Describer,
 }
 
@@ -36,6 +38,7 @@ impl Estimator {
             visited: vec![0; problem.lineage.versions().len()],
             visit: 0,
             stack: Vec::new(),
+            outlook: Outlook::default(),
             describer: Describer::default(),
         }
     }
@@ -166,12 +169,13 @@ impl Estimator {
     pub(crate) fn describe(
         &mut self,
         problem: &Problem<'_>,
-        operator: usize,
-        deficit_bytes: u64,
+        timeline: &Timeline<'_>,
+        (operator, deficit_bytes): (usize, u64),
         candidates: &[Candidate],
         features: &mut [f32],
     ) {
         let lineage = problem.lineage;
+        self.outlook.look(lineage, timeline.evicted(), operator, problem.budget_bytes);
         let horizon = problem.trace.operators.len();
         let scene = Scene {
             makespan_ns: lineage.keep_all_makespan_ns(),
@@ -181,11 +185,18 @@ impl Estimator {
             prefetch_claimed_ns: self.prefetch_claimed_until(operator.min(horizon), horizon),
         };
         let peak_ahead = peak_ahead(lineage, operator);
-        let covers_peak = |row: usize| {
+        let (outlook, claimed_ns) = (&self.outlook, &self.prefetch_claimed_ns);
+        let ahead = |row: usize| {
             let window = lineage.window(candidates[row].window);
-            window.start <= peak_ahead && peak_ahead < window.end
+            let (over_budget_time, over_budget_area) = outlook.shares(window, candidates[row].bytes);
+            Ahead {
+                covers_peak: window.start <= peak_ahead && peak_ahead < window.end,
+                over_budget_time,
+                over_budget_area,
+                prefetch_claimed_ns: claimed_ns[window.end as usize + 1] - claimed_ns[operator + 1],
+            }
         };
-        self.describer.describe(&scene, candidates, covers_peak, features);
+        self.describer.describe(&scene, candidates, ahead, features);
     }
 }
 

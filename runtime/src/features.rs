@@ -19,6 +19,19 @@ pub(crate) struct Scene {
     pub(crate) prefetch_claimed_ns: u64,
 }
 
+/// What is known of the time that lies ahead of one candidate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead {
+    /// Whether its window spans the operator of the highest demand still to come.
+    pub(crate) covers_peak: bool,
+    /// Share of the time still to be spent over the budget that its window spans.
+    pub(crate) over_budget_time: f32,
+    /// Share of the bytes × time still over the budget that its eviction would take away.
+    pub(crate) over_budget_area: f32,
+    /// Prefetch time claimed from now until its window's end.
+    pub(crate) prefetch_claimed_ns: u64,
+}
+
 /// Scratch for [`Describer::describe`].
 #[derive(Debug, Default)]
 pub(crate) struct Describer {
@@ -27,13 +40,13 @@ pub(crate) struct Describer {
 }
 
 impl Describer {
-    /// Fills `features`, row-major `[candidates, FEATURES]`, in the order of the feature table. `covers_peak` says, by
-    /// row, whether a window spans the highest demand still to come.
+    /// Fills `features`, row-major `[candidates, FEATURES]`, in the order of the feature table. `ahead` says, by row, what
+    /// lies ahead of a candidate.
     pub(crate) fn describe(
         &mut self,
         scene: &Scene,
         candidates: &[Candidate],
-        covers_peak: impl Fn(usize) -> bool,
+        ahead: impl Fn(usize) -> Ahead,
         features: &mut [f32],
     ) {
         let makespan = scene.makespan_ns.max(1) as f32;
@@ -43,6 +56,7 @@ impl Describer {
         let left = (makespan - elapsed).max(1.0);
         let claimed_after = scene.prefetch_claimed_ns as f32;
         self.rank_by_price(candidates);
+        let (cheapest, _) = self.by_price.first().copied().unwrap_or((0.0, 0));
         let rows = features.chunks_exact_mut(FEATURES);
         for (index, ((candidate, row), &cheaper)) in candidates.iter().zip(rows).zip(&self.cheaper_bytes).enumerate() {
             let bytes = candidate.bytes as f32;
@@ -51,11 +65,13 @@ impl Describer {
             let gap = candidate.gap_ns.max(1) as f32;
             let recompute = candidate.recompute_ns as f32;
             let own = (candidate.own_recompute_ns as f32).min(recompute);
+            let ahead = ahead(index);
+            let price = candidate.price_ns() as f32;
             let values: [f32; FEATURES] = [
                 covered,
                 (bytes / deficit).ln().clamp(-6.0, 6.0),
                 (cheaper as f32 / deficit).min(4.0) / 4.0,
-                f32::from(u8::from(covers_peak(index))),
+                f32::from(u8::from(ahead.covers_peak)),
                 (gap / makespan).ln().clamp(-10.0, 0.0),
                 (transfer / gap).ln().clamp(-6.0, 6.0),
                 (recompute.max(1.0) / transfer).ln().clamp(-6.0, 6.0),
@@ -72,6 +88,11 @@ impl Describer {
                 f32::from(u8::from(candidate.can_recompute)),
                 elapsed / makespan,
                 (deficit / total_bytes.max(1) as f32).min(1.0),
+                ahead.over_budget_time,
+                ahead.over_budget_area,
+                compressed(price / makespan / ahead.over_budget_area.max(SHARE_MIN)),
+                ((price / bytes.max(1.0) + PRICE_MIN) / (cheapest + PRICE_MIN)).ln().min(6.0) / 6.0,
+                ((ahead.prefetch_claimed_ns as f32 + transfer) / candidate.to_use_ns.max(1) as f32).min(4.0) / 4.0,
             ];
             row.copy_from_slice(&values);
         }
@@ -93,6 +114,11 @@ impl Describer {
         }
     }
 }
+
+/// Nothing takes away less of what is still over the budget, as far as its price is concerned.
+const SHARE_MIN: f32 = 1e-3;
+/// Prices below this, in nanoseconds per byte, are as good as nothing.
+const PRICE_MIN: f32 = 1e-4;
 
 fn compressed(share: f32) -> f32 {
     (1000.0 * share).ln_1p()

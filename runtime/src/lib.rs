@@ -19,6 +19,7 @@ mod moment;
 pub mod network;
 pub mod observation;
 pub mod obstacle;
+mod outlook;
 pub mod period;
 mod placement;
 pub mod plan;

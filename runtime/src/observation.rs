@@ -25,7 +25,7 @@ const fn feature(name: &'static str, doc: &'static str) -> Feature {
 }
 
 /// Every feature of a candidate, in column order.
-pub const FEATURE_TABLE: [Feature; 20] = [
+pub const FEATURE_TABLE: [Feature; 25] = [
     feature("share_of_deficit", "min(1, bytes / deficit)"),
     feature("log_size_to_deficit", "ln(bytes / deficit), within ±6"),
     feature("cheaper_bytes", "bytes obtainable at a lower price per byte ÷ deficit, at most 4, over 4"),
@@ -52,6 +52,17 @@ pub const FEATURE_TABLE: [Feature; 20] = [
     feature("can_recompute", "1 where recompute is legal"),
     feature("progress", "time elapsed ÷ keep-all makespan"),
     feature("severity", "deficit ÷ bytes of all candidates, at most 1"),
+    feature("over_budget_time", "share of the time still to be spent over the budget that the window spans"),
+    feature("over_budget_area", "share of the bytes × time still over the budget that the eviction would take away"),
+    feature(
+        "price_per_area",
+        "time of the cheapest eviction ÷ keep-all makespan, per share of bytes × time, compressed as ln(1 + 1000·x)",
+    ),
+    feature("price_to_cheapest", "ln(price per byte ÷ that of the cheapest candidate), at most 6, over 6"),
+    feature(
+        "prefetch_load",
+        "prefetch time claimed until the next access, with the round trip ÷ time, at most 4, over 4",
+    ),
 ];
 
 /// A storage that could be evicted at a pressure point, in raw quantities.

@@ -146,7 +146,8 @@ impl<'a> Sweep<'a> {
         self.features.clear();
         if self.described {
             self.features.resize(self.candidates.len() * FEATURES, 0.0);
-            self.estimator.describe(&self.problem, operator, deficit_bytes, &self.candidates, &mut self.features);
+            let point = (operator, deficit_bytes);
+            self.estimator.describe(&self.problem, &self.timeline, point, &self.candidates, &mut self.features);
         }
     }
 }

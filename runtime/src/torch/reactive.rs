@@ -7,7 +7,7 @@
 use super::residency::{Ending, Fault, Live, Place, Residency};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
-use crate::features::{Describer, Scene};
+use crate::features::{Ahead, Describer, Scene};
 use crate::hardware::{Link, Tier};
 use crate::lineage::{EVICTION_FLOOR_BYTES, WindowId};
 use crate::observation::{Candidate, FEATURES, Pressure};
@@ -193,8 +193,14 @@ impl Residency {
             features.resize(candidates.len() * FEATURES, 0.0);
             let makespan_ns = facts.makespan_ns.max(elapsed_ns);
             let scene = Scene { makespan_ns, elapsed_ns, deficit_bytes, offload_claimed_ns: 0, prefetch_claimed_ns: 0 };
-            // Every storage idle now is idle at the highest demand known, which is this one.
-            facts.describer.describe(&scene, candidates, |_| true, features);
+            // The highest demand known, and all that is known to be over the budget, is here and now.
+            let ahead = |row: usize| Ahead {
+                covers_peak: true,
+                over_budget_time: 1.0,
+                over_budget_area: (candidates[row].bytes as f32 / deficit_bytes.max(1) as f32).min(1.0),
+                prefetch_claimed_ns: 0,
+            };
+            facts.describer.describe(&scene, candidates, ahead, features);
         }
         let pressure = Pressure { operator: 0, deficit_bytes, budget_bytes: facts.line_bytes, candidates, features };
         let chosen = reactive.choose(&pressure).or_else(|| Dtr.choose(&pressure));

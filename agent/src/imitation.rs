@@ -1,0 +1,394 @@
+//! Imitation of searched plans: at every pressure point the network learns to take what the teacher's plan takes too.
+//!
+//! A plan says what is evicted and not in which order. So every candidate that the teacher's plan evicts is right, and
+//! the loss is the cross-entropy against all of them together. The student decides more and more by itself, and is taught
+//! wherever its own decisions lead it (Ross, Gordon and Bagnell, *A Reduction of Imitation Learning and Structured
+//! Prediction to No-Regret Online Learning*, 2011, algorithm 3.1). Where the teacher decides, it takes the right choice
+//! that the student likes best (Goldberg and Nivre, *A Dynamic Oracle for Arc-Eager Dependency Parsing*, 2012).
+//!
+//! Deviations: lessons are not kept beyond their update, for instances are drawn anew in each; the teacher does not search
+//! again from where the student went, and a pressure point at which its plan evicts nothing teaches nothing.
+
+use std::path::Path;
+use std::time::Instant;
+
+use burn::optim::{AdamConfig, ModuleOptimizer};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Tensor};
+use plimsoll_env::environment::{Observation, Taught};
+use plimsoll_runtime::network::{LOGITS, NetworkWeights, Normaliser, WeightsError};
+use plimsoll_runtime::observation::FEATURES;
+use rand::RngExt;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::batch::Batch;
+use crate::config::{ConfigError, require, require_width};
+use crate::export::network_weights;
+use crate::gradients::{Diverged, clip_norm, of_shards};
+use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::model::Actor;
+use crate::rollout::{Sampler, choice, each_instance};
+use crate::seeds::{Stream, generator, reset_seed};
+use crate::spread::FeatureSpread;
+use crate::training_state::{self, Header, Kind, SavedStateError};
+
+/// The hyperparameters of imitation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ImitationConfig {
+    /// Updates in the whole training run. The learning rate falls linearly over them, to zero after the last.
+    pub updates: usize,
+    /// Instances (reset seeds) that are taught in one update.
+    pub instances_per_update: usize,
+    /// Runs of the timeline that the teacher's search takes for one instance.
+    pub teacher_evaluations: u64,
+    /// Share of the run over which the student is guided: from always at its beginning, falling linearly to never.
+    pub guided_share: f64,
+    /// Width of both hidden layers.
+    pub hidden: usize,
+    /// Updates over which the mean and the spread of the features are measured. After them both are frozen.
+    pub normaliser_updates: usize,
+    /// Adam's step size at the first update.
+    pub learning_rate: f64,
+    /// Passes over the lessons of an update.
+    pub epochs: usize,
+    /// Minibatches that one pass is divided into.
+    pub minibatches: usize,
+    /// The gradient, as one vector over all parameters, is scaled down to at most this norm.
+    pub gradient_norm_max: f64,
+}
+
+impl Default for ImitationConfig {
+    fn default() -> Self {
+        ImitationConfig {
+            updates: 60,
+            instances_per_update: 8,
+            teacher_evaluations: 3000,
+            guided_share: 0.5,
+            hidden: 32,
+            normaliser_updates: 3,
+            learning_rate: 3e-3,
+            epochs: 3,
+            minibatches: 8,
+            gradient_norm_max: 1.0,
+        }
+    }
+}
+
+impl ImitationConfig {
+    /// Checks the range of every hyperparameter.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let counts = [
+            ("updates", self.updates),
+            ("instances_per_update", self.instances_per_update),
+            ("epochs", self.epochs),
+            ("minibatches", self.minibatches),
+        ];
+        for (key, count) in counts {
+            require(key, count >= 1, "at least 1", count as f64)?;
+        }
+        require_width("hidden", self.hidden)?;
+        for (key, value) in [("learning_rate", self.learning_rate), ("gradient_norm_max", self.gradient_norm_max)] {
+            require(key, value > 0.0 && value.is_finite(), "a finite number above 0", value)?;
+        }
+        require("guided_share", (0.0..=1.0).contains(&self.guided_share), "0 to 1", self.guided_share)
+    }
+
+    fn learning_rate_at(&self, update: usize) -> f64 {
+        self.learning_rate * self.updates.saturating_sub(update) as f64 / self.updates as f64
+    }
+
+    /// How likely the teacher decides at a pressure point of an update, counted from 0.
+    fn guidance_at(&self, update: usize) -> f64 {
+        let guided = self.guided_share * self.updates as f64;
+        if guided > 0.0 { (1.0 - update as f64 / guided).max(0.0) } else { 0.0 }
+    }
+}
+
+/// Learns one policy by imitation.
+pub struct Imitation {
+    header: Header<ImitationConfig>,
+    device: Device,
+    actor: Actor,
+    optimizer: ModuleOptimizer,
+}
+
+/// A pressure point at which the teacher knows something.
+struct Lesson {
+    observation: Observation,
+    /// Indices among the logits of the observation: the right choices, at least one and not all.
+    right: Vec<usize>,
+}
+
+/// One instance, studied.
+struct Studied {
+    lessons: Vec<Lesson>,
+    transitions: usize,
+    /// Pressure points at which some choice was right, and those at which the student would have made one.
+    taught: usize,
+    known: usize,
+    total_reward: f64,
+}
+
+impl Imitation {
+    /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
+    pub fn new(config: ImitationConfig, seed: u64) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let device = Device::flex().autodiff();
+        let actor = Actor::new(config.hidden, &mut generator(seed, Stream::Weights, 0, 0), &device);
+        let optimizer = AdamConfig::new().init();
+        Ok(Imitation { header: Header::new(config, seed), device, actor, optimizer })
+    }
+
+    /// Continues a saved training run, which must have been begun with the same hyperparameters and seed.
+    pub fn resume(path: impl AsRef<Path>, config: &ImitationConfig, seed: u64) -> Result<Self, SavedStateError> {
+        let path = path.as_ref();
+        let fresh = Imitation::new(config.clone(), seed).map_err(|error| SavedStateError::unusable(path, error))?;
+        let (header, actor, optimizer) =
+            training_state::read(path, Kind::Imitation, (config, seed), fresh.actor, fresh.optimizer)?;
+        Ok(Imitation { header, device: fresh.device, actor, optimizer })
+    }
+
+    /// Makes every pass over the lessons. Returns the mean loss, and the mean norm of the gradient.
+    fn improve(&mut self, lessons: &[Lesson], normaliser: &Normaliser) -> Result<[f64; 2], Diverged> {
+        let Header { config, seed, updates_done, .. } = &self.header;
+        let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
+        let mut order: Vec<&Lesson> = lessons.iter().collect();
+        let size = order.len().div_ceil(config.minibatches).max(1);
+        let (mut means, mut steps) = ([0.0; 2], 0.0);
+        for epoch in 0..config.epochs {
+            order.shuffle(&mut generator(*seed, Stream::Order, *updates_done, epoch));
+            for minibatch in order.chunks(size) {
+                let loss =
+                    |actor: &Actor, shard: &[&Lesson]| (cross_entropy(actor, shard, normaliser, &self.device), ());
+                let (mut gradients, loss, _) = of_shards(&actor, &self.device, minibatch, loss)?;
+                let norm = clip_norm(&mut gradients, &actor, config.gradient_norm_max);
+                actor = optimizer.step(config.learning_rate_at(*updates_done), actor, gradients);
+                means = [means[0] + loss, means[1] + norm];
+                steps += 1.0;
+            }
+        }
+        (self.actor, self.optimizer) = (actor, optimizer);
+        Ok(means.map(|sum| sum / f64::max(steps, 1.0)))
+    }
+}
+
+/// The mean over lessons of −ln of the probability that some right choice is made, `[1]`.
+fn cross_entropy(actor: &Actor, lessons: &[&Lesson], normaliser: &Normaliser, device: &Device) -> Tensor<1> {
+    let observations: Vec<&Observation> = lessons.iter().map(|lesson| &lesson.observation).collect();
+    let batch = Batch::new(&observations, normaliser, device);
+    let logits = batch.mask(actor.logits(batch.features.clone()));
+    let right: Vec<&[usize]> = lessons.iter().map(|lesson| lesson.right.as_slice()).collect();
+    let wrong = batch.forbid_all_but(&right, device);
+    // The share of the right choices in the softmax over all: the difference of two logarithms of sums.
+    (log_sum_exp(logits.clone()) - log_sum_exp(logits + wrong)).mean()
+}
+
+/// `[rows, columns]` to `[rows]`.
+fn log_sum_exp(logits: Tensor<2>) -> Tensor<1> {
+    let [rows, _] = logits.dims();
+    // Of a softmax p, x − ln p is the logarithm of the sum for every x; that of the largest is exact.
+    let log_probabilities = log_softmax(logits.clone(), 1);
+    (logits.max_dim(1) - log_probabilities.max_dim(1)).reshape([rows])
+}
+
+/// Plays one instance, the teacher deciding as likely as `guidance` says.
+fn study<E: Taught>(
+    environment: &mut E,
+    reset: u64,
+    sampler: &mut Sampler,
+    guidance: f64,
+    rng: &mut ChaCha8Rng,
+) -> Result<Studied, E::Error> {
+    let mut observation = environment.reset(reset)?;
+    let mut studied = Studied { lessons: Vec::new(), transitions: 0, taught: 0, known: 0, total_reward: 0.0 };
+    loop {
+        let lesson = environment.lesson();
+        let is_right = |chosen: usize| lesson[chosen / LOGITS][chosen % LOGITS];
+        let (liked, right) = sampler.best_of(&observation, is_right);
+        let guided = rng.random_bool(guidance);
+        let taken = right.filter(|_| guided).unwrap_or(liked);
+        let result = environment.step(choice(taken))?;
+        studied.transitions += 1;
+        studied.total_reward += f64::from(result.reward);
+        if right.is_some() {
+            studied.taught += 1;
+            studied.known += usize::from(is_right(liked));
+            let right: Vec<usize> = (0..LOGITS * observation.candidates()).filter(|&chosen| is_right(chosen)).collect();
+            studied.lessons.push(Lesson { observation, right });
+        }
+        if result.terminated || result.truncated {
+            return Ok(studied);
+        }
+        observation = result.observation;
+    }
+}
+
+impl<E> LearnsFrom<E> for Imitation
+where
+    E: Taught + Send,
+    E::Error: Send,
+{
+    fn update(&mut self, environments: &mut [E]) -> Result<UpdateReport, TrainError<E::Error>> {
+        let started = Instant::now();
+        let weights = self.weights()?;
+        let Header { config, seed, updates_done: update, .. } = &self.header;
+        let (update, seed, guidance) = (*update, *seed, config.guidance_at(*update));
+        let learning_rate = config.learning_rate_at(update);
+        let studied = each_instance(
+            environments,
+            config.instances_per_update,
+            || Sampler::new(&weights),
+            |environment, sampler, instance| {
+                let mut rng = generator(seed, Stream::Choices, update, instance);
+                study(environment, reset_seed(seed, update, instance), sampler, guidance, &mut rng)
+            },
+        )
+        .map_err(TrainError::Environment)?;
+        let (mut lessons, mut returns) = (Vec::new(), Vec::new());
+        let [mut transitions, mut taught, mut known] = [0; 3];
+        for of_instance in studied {
+            transitions += of_instance.transitions;
+            taught += of_instance.taught;
+            known += of_instance.known;
+            returns.push(of_instance.total_reward);
+            lessons.extend(of_instance.lessons);
+        }
+        if update < self.header.config.normaliser_updates {
+            let rows = lessons.iter().flat_map(|lesson| lesson.observation.features.chunks_exact(FEATURES));
+            rows.for_each(|row| self.header.spread.absorb(row));
+        }
+        let normaliser = self.header.spread.normaliser();
+        let [loss, gradient_norm] =
+            self.improve(&lessons, &normaliser).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
+        self.header.updates_done += 1;
+        self.header.transitions_done += transitions as u64;
+        Ok(UpdateReport {
+            updates_done: self.header.updates_done,
+            episodes: returns.len(),
+            transitions,
+            transitions_done: self.header.transitions_done,
+            return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
+            return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            seconds: started.elapsed().as_secs_f64(),
+            details: vec![
+                ("cross_entropy", loss),
+                ("agreement", known as f64 / taught.max(1) as f64),
+                ("taught_share", taught as f64 / transitions as f64),
+                ("guidance", guidance),
+                ("gradient_norm", gradient_norm),
+                ("learning_rate", learning_rate),
+            ],
+        })
+    }
+}
+
+impl Learner for Imitation {
+    fn hyperparameters(&self) -> serde_json::Value {
+        serde_json::to_value(&self.header.config).expect("a flat table of numbers")
+    }
+
+    fn updates(&self) -> usize {
+        self.header.config.updates
+    }
+
+    fn updates_done(&self) -> usize {
+        self.header.updates_done
+    }
+
+    fn weights(&self) -> Result<NetworkWeights, WeightsError> {
+        network_weights(&self.actor, self.header.spread.normaliser())
+    }
+
+    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
+        self.actor = Actor::of(weights, self.header.config.hidden, &self.device)?;
+        self.header.spread = FeatureSpread::given(weights.normaliser().clone());
+        Ok(())
+    }
+
+    fn best(&self) -> Option<&Best> {
+        self.header.best.as_ref()
+    }
+
+    fn set_best(&mut self, best: Best) {
+        self.header.best = Some(best);
+    }
+
+    fn save(&self, path: &Path) -> Result<(), SavedStateError> {
+        training_state::write(path, Kind::Imitation, &self.header, &self.actor, &self.optimizer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rollout::greedy_return;
+    use crate::toy::Toy;
+
+    fn config() -> ImitationConfig {
+        ImitationConfig { updates: 30, hidden: 16, learning_rate: 1e-2, ..ImitationConfig::default() }
+    }
+
+    fn trained(seed: u64, updates: usize, environments: usize) -> Imitation {
+        let mut imitation = Imitation::new(config(), seed).unwrap();
+        train(&mut imitation, updates, environments);
+        imitation
+    }
+
+    fn train(imitation: &mut Imitation, updates: usize, environments: usize) {
+        let mut toys: Vec<Toy> = (0..environments).map(|_| Toy::new()).collect();
+        for _ in 0..updates {
+            imitation.update(&mut toys).unwrap();
+        }
+    }
+
+    /// The toy's teacher shows the two best choices of every pressure point. Random play earns about 0.
+    #[test]
+    fn it_learns_what_the_teacher_does() {
+        let imitation = trained(1, 30, 2);
+        let seeds: Vec<u64> = (1_000_000..1_000_200).collect();
+        let weights = imitation.weights().unwrap();
+        let greedy = greedy_return(&weights, &mut [Toy::new(), Toy::new()], &seeds).unwrap();
+        let perfect = seeds.iter().map(|&seed| f64::from(Toy::new().play_perfectly(seed))).sum::<f64>() / 200.0;
+        assert!(greedy > 0.85 * perfect, "trained: {greedy}, perfect: {perfect}");
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_weights_on_any_number_of_threads() {
+        let expected = trained(1, 3, 1).weights().unwrap();
+        assert_eq!(trained(1, 3, 5).weights().unwrap(), expected);
+        assert_ne!(trained(2, 3, 1).weights().unwrap(), expected);
+    }
+
+    #[test]
+    fn a_resumed_run_continues_bit_for_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("toy.state");
+        let straight = trained(7, 5, 2);
+        let mut interrupted = trained(7, 2, 2);
+        interrupted.offer_best(0.5).unwrap();
+        interrupted.save(&path).unwrap();
+        let mut resumed = Imitation::resume(&path, &config(), 7).unwrap();
+        assert_eq!(resumed.header, interrupted.header);
+        train(&mut resumed, 3, 2);
+        assert_eq!(resumed.weights().unwrap(), straight.weights().unwrap());
+    }
+
+    #[test]
+    fn the_loss_is_the_share_of_the_right_choices() {
+        let device = Device::flex();
+        let logits: Tensor<2> = Tensor::from_data([[1.0f32, 2.0, 3.0, -1e9], [0.0, 50.0, 100.0, 100.0]], &device);
+        let sums: Vec<f32> = log_sum_exp(logits).into_data().try_into_vec().unwrap();
+        let expected = [(1f32.exp() + 2f32.exp() + 3f32.exp()).ln(), 100.0 + 2f32.ln()];
+        assert!(sums.iter().zip(expected).all(|(sum, expected)| (sum - expected).abs() < 1e-4), "{sums:?}");
+    }
+
+    #[test]
+    fn guidance_ends_where_the_configuration_says() {
+        let config = ImitationConfig { updates: 8, guided_share: 0.5, ..ImitationConfig::default() };
+        let guidance: Vec<f64> = (0..6).map(|update| config.guidance_at(update)).collect();
+        assert_eq!(guidance, [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+    }
+}
