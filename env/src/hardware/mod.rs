@@ -5,10 +5,12 @@
 //! such a machine by the roofline model ("Roofline: An Insightful Visual Performance Model for Multicore
 //! Architectures", Williams et al. 2009). Nothing here runs on an accelerator or knows one by measurement.
 
+mod copies;
 mod probe;
 mod profile;
 mod projection;
 
+pub use copies::{CopyProbeError, CopyRates, CopyTable};
 pub use profile::{HardwareProfile, Precision};
 pub use projection::project;
 
