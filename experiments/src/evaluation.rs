@@ -47,7 +47,8 @@ impl Comparison<'_> {
             };
             for policy in self.policies {
                 let decided = policy.plan(instance.problem(), self.decodes);
-                let mut result = PointResult::planned(policy.name(), &instance.problem(), self.link.is_some(), &decided);
+                let mut result =
+                    PointResult::planned(policy.name(), &instance.problem(), self.link.is_some(), &decided);
                 firsts.push(iterations_done);
                 if self.real && result.feasible {
                     let measured = run_plan_with(

@@ -249,9 +249,7 @@ pub(crate) fn time_on_device(on: bool) {
 pub(crate) fn take_device_times(operators: usize) -> Result<Vec<(u64, u64)>, ShimError> {
     let (mut cost_ns, mut gap_ns, mut count) = (vec![0; operators], vec![0; operators], 0);
     // SAFETY: both arrays hold `operators` numbers.
-    checked(unsafe {
-        plimsoll_take_device_times(cost_ns.as_mut_ptr(), gap_ns.as_mut_ptr(), operators, &mut count)
-    })?;
+    checked(unsafe { plimsoll_take_device_times(cost_ns.as_mut_ptr(), gap_ns.as_mut_ptr(), operators, &mut count) })?;
     Ok(if count == operators { cost_ns.into_iter().zip(gap_ns).collect() } else { Vec::new() })
 }
 
