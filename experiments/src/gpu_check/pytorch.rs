@@ -13,7 +13,7 @@ use super::members::{member, names};
 use super::{Findings, Member, Request};
 
 /// Written for PyTorch 2.11 and torchvision 0.26; prints one line of JSON for each model and way.
-const SCRIPT: &str = include_str!("pytorch.py");
+const SCRIPT: &str = include_str!("plain_pytorch.py");
 /// How often the script is looked after.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -22,7 +22,7 @@ pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     let models: Vec<Value> =
         names(request.device).iter().filter_map(|name| member(name)).map(|member| described(&member)).collect();
     let asked = json!({ "device": device_name(request.device), "models": models }).to_string();
-    let (script, found) = (request.out.join("pytorch.py"), request.out.join("pytorch.jsonl"));
+    let (script, found) = (request.out.join("plain_pytorch.py"), request.out.join("plain_pytorch.jsonl"));
     std::fs::write(&script, SCRIPT).with_context(|| script.display().to_string())?;
     let out = std::fs::File::create(&found).with_context(|| found.display().to_string())?;
     let mut command = Command::new(&request.python);

@@ -63,7 +63,7 @@ class Gpt(nn.Module):
 class Resnet(nn.Module):
     def __init__(self, config):
         super().__init__()
-        import torchvision
+        import torchvision.models
 
         self.net = getattr(torchvision.models, config["arch"])(num_classes=config["classes"])
 
@@ -129,4 +129,5 @@ def main():
                 torch.cuda.empty_cache()
 
 
-main()
+if __name__ == "__main__":
+    main()
