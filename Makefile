@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo test fuzz lint libtorch tools
+.PHONY: demo test fuzz lint libtorch tools gpu-bundle
 
 # As in .cargo/config.toml, for programs that cargo does not start.
 export GOMP_SPINCOUNT ?= 10000
@@ -35,6 +35,12 @@ test: libtorch tools
 # Random programs under random plans against their untouched selves.
 fuzz: libtorch
 	GOMP_SPINCOUNT=0 cargo run -p plimsoll-tests --bin fuzz -- --programs 10000
+
+# What proves everything on a machine with a GPU that has python3 with torch 2.11, and neither Rust nor this repository:
+# unpack it there and call plimsoll-gpu/gpu-check --out DIR.
+gpu-bundle: libtorch
+	cargo build -p plimsoll-experiments
+	sh experiments/gpu-bundle.sh $(PLIMSOLL) target/plimsoll-gpu.tar.xz
 
 lint: libtorch
 	cargo fmt --check

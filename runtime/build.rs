@@ -9,13 +9,14 @@ fn main() {
             println!("cargo:rerun-if-changed={}", file.path().display());
         }
     }
+    println!("cargo:rerun-if-changed=src/torch/cuda_declarations");
     println!("cargo:rerun-if-changed=benches/loops.cpp");
     let libtorch =
         std::env::var("LIBTORCH").expect("LIBTORCH names the folder of libtorch 2.11 (`make libtorch` fetches it)");
     let include = std::path::Path::new(&libtorch).join("include");
     // One unit: libtorch's headers are read once, and the path of an operator is inlined across files.
     let here = std::env::current_dir().expect("cargo runs build scripts in the package");
-    let sources = ["allocator", "entries", "operators", "recipe", "interceptor", "shim"]
+    let sources = ["allocator", "accelerator", "entries", "operators", "recipe", "interceptor", "settings", "shim"]
         .map(|name| here.join(format!("src/torch/{name}.cpp")))
         .into_iter()
         .chain([here.join("benches/loops.cpp")]);
@@ -27,6 +28,8 @@ fn main() {
         .std("c++17")
         .opt_level(2)
         .warnings(true)
+        .flag("-isystem")
+        .flag(here.join("src/torch/cuda_declarations"))
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")

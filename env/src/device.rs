@@ -91,16 +91,20 @@ impl fmt::Display for DeviceName {
 }
 
 impl DeviceName {
+    /// Whether this machine has the device, as far as its driver knows. libtorch is not asked.
+    pub fn check(self) -> Result<(), DeviceError> {
+        let DeviceName::Cuda(wanted) = self else { return Ok(()) };
+        let found = cuda_devices()?.len();
+        if wanted < found { Ok(()) } else { Err(DeviceError::NoSuchDevice { wanted, found }) }
+    }
+
     /// Makes sure that the device can be used, and returns it as libtorch knows it.
     ///
     /// Call it before any other use of libtorch: whoever asks libtorch for CUDA before its CUDA half is
     /// loaded is told for good that there is none.
     pub fn open(self) -> Result<Device, DeviceError> {
         let DeviceName::Cuda(wanted) = self else { return Ok(Device::Cpu) };
-        let found = cuda_devices()?.len();
-        if wanted >= found {
-            return Err(DeviceError::NoSuchDevice { wanted, found });
-        }
+        self.check()?;
         load_libtorch_cuda().map_err(|reason| DeviceError::LibtorchWithoutCuda { reason })?;
         if !tch::Cuda::is_available() {
             let reason = "it is built without CUDA, or for another driver".to_owned();

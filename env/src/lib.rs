@@ -9,6 +9,7 @@
 pub mod config;
 pub mod cuda;
 pub mod device;
+pub mod engines;
 pub mod environment;
 pub mod hardware;
 pub mod instance;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_runtime::torch::{Executor, HostEngine, IterationReport, Session, SessionError};
+use plimsoll_runtime::torch::{CopyEngine, Executor, HostEngine, IterationReport, Session, SessionError};
 use plimsoll_runtime::{Choice, Plan, Timeline, Trace};
 use tch::TchError;
 
@@ -61,8 +61,21 @@ pub fn run_plan(
     paced: bool,
     interleave: bool,
 ) -> Result<Measurement, RealError> {
-    let (trace, lineage) = (&*instance.trace, &*instance.lineage);
     let engine = Box::new(HostEngine::new(paced.then_some(instance.link)));
+    run_plan_with(engine, session, workload, instance, plan, iterations, interleave)
+}
+
+/// [`run_plan`], with copies made by `engine`.
+pub fn run_plan_with(
+    engine: Box<dyn CopyEngine>,
+    session: Session,
+    workload: &mut dyn Workload,
+    instance: &Instance,
+    plan: &Plan,
+    iterations: usize,
+    interleave: bool,
+) -> Result<Measurement, RealError> {
+    let (trace, lineage) = (&*instance.trace, &*instance.lineage);
     let (schedule, _) = Timeline::new(trace, lineage, instance.link).schedule(plan, instance.budget_bytes);
     let mut planned = Executor::new(session, trace, lineage, plan, schedule, engine);
     let mut losses = Vec::new();

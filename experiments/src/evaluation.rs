@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::real::run_plan;
+use plimsoll_env::real::run_plan_with;
 use plimsoll_runtime::{Lineage, Link, Planner};
 
 use crate::chosen::Chosen;
@@ -17,10 +17,8 @@ pub struct Comparison<'a> {
     pub config: &'a FamilyConfig,
     /// The policies.
     pub policies: &'a [Chosen],
-    /// What copies cost.
-    pub link: Link,
-    /// Whether the link is emulated.
-    pub link_emulated: bool,
+    /// The link that is emulated; none for the device's own.
+    pub link: Option<Link>,
     /// What helps learned policies.
     pub planner: Planner,
     /// Whether plans are run on the loop.
@@ -35,6 +33,7 @@ impl Comparison<'_> {
         let mut open = RecordedLoop::open(self.config, name, self.flags, RECORDED_ITERATIONS)?;
         let trace = Arc::new(open.trace.clone());
         let lineage = Arc::new(Lineage::of(&trace));
+        let link = self.link.map_or_else(|| open.measured_link(), Ok)?;
         let mut results = Vec::new();
         let mut iterations_done = open.losses.len();
         let mut firsts = Vec::new();
@@ -42,22 +41,23 @@ impl Comparison<'_> {
             let instance = Instance {
                 trace: trace.clone(),
                 lineage: lineage.clone(),
-                link: self.link,
+                link,
                 budget_bytes: budget.resolve(trace.peak_bytes),
                 actions: self.config.evaluation.actions,
             };
             for policy in self.policies {
                 let decided = policy.plan(instance.problem(), &self.planner);
-                let mut result = PointResult::planned(policy.name(), &instance.problem(), self.link_emulated, &decided);
+                let mut result =
+                    PointResult::planned(policy.name(), &instance.problem(), self.link.is_some(), &decided);
                 firsts.push(iterations_done);
                 if self.real && result.feasible {
-                    let measured = run_plan(
+                    let measured = run_plan_with(
+                        open.engine(self.link)?,
                         open.session,
                         open.workload.as_mut(),
                         &instance,
                         &decided.planned.plan,
                         self.config.evaluation.iterations,
-                        self.link_emulated,
                         true,
                     )?;
                     iterations_done += measured.losses.len();

@@ -1,13 +1,16 @@
 //! Real training loops as the commands use them: opened, recorded, compared bit for bit.
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
+use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
+use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::recording::record;
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::workload::Workload;
-use plimsoll_runtime::torch::{HostEngine, Session};
+use plimsoll_runtime::torch::settings::set_deterministic;
+use plimsoll_runtime::torch::{CopyEngine, HostEngine, Session};
 use plimsoll_runtime::{Link, Trace};
 use tch::Device;
 
@@ -51,6 +54,11 @@ impl LinkFlag {
     pub fn is_emulated(&self) -> bool {
         self.link.is_some()
     }
+
+    /// The link of the device that a loop runs on: the emulated one, or the device's own, measured.
+    pub fn resolve_for(&self, open: &RecordedLoop) -> anyhow::Result<Link> {
+        self.link.map_or_else(|| open.measured_link(), |link| Ok(emulated(link)))
+    }
 }
 
 /// An emulated link of the same bandwidth both ways. Its copies are this host's, and cost compute what those cost.
@@ -63,6 +71,10 @@ pub fn emulated(bandwidth: Bandwidth) -> Link {
 pub struct RecordedLoop {
     /// The process's connection to libtorch.
     pub session: Session,
+    /// Where the loop runs.
+    pub device: Device,
+    /// What copies for it.
+    engines: Engines,
     /// The loop, some iterations in.
     pub workload: Box<dyn Workload>,
     /// Its trace.
@@ -75,9 +87,8 @@ pub struct RecordedLoop {
 pub fn open_device(name: DeviceName) -> anyhow::Result<Device> {
     let device = name.open()?;
     if device != Device::Cpu {
-        bail!(
-            "--device {name}: this version drives training loops on the CPU alone; it does not count a GPU's bytes yet"
-        );
+        // Runs are compared bit for bit.
+        set_deterministic(true);
     }
     Ok(device)
 }
@@ -92,11 +103,25 @@ impl RecordedLoop {
     /// Builds the workload `name` and records it.
     pub fn open(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
         let device = open_device(flags.device)?;
-        let session = Session::install()?;
+        let session = Session::install_on(device)?;
+        let engines = Engines::open(flags.device, PAGE_LOCKED_LIMIT_BYTES)?;
         let mut workload = build(config, name, device, flags.seed)?;
         let (trace, losses) = record(session, workload.as_mut(), iterations, &flags.device.to_string())
             .with_context(|| format!("workload {name}"))?;
-        Ok(RecordedLoop { session, workload, trace, losses })
+        Ok(RecordedLoop { session, device, engines, workload, trace, losses })
+    }
+
+    /// The link of the loop's device, measured now.
+    pub fn measured_link(&self) -> anyhow::Result<Link> {
+        match self.device {
+            Device::Cpu => Ok(HostEngine::probe()),
+            device => Ok(CopyTable::measure(&self.engines, device, &CopyTable::LINK_SIZES)?.link()),
+        }
+    }
+
+    /// What copies for the loop; `pace` emulates a link.
+    pub fn engine(&self, pace: Option<Link>) -> anyhow::Result<Box<dyn CopyEngine>> {
+        Ok(self.engines.engine(pace)?)
     }
 }
 
@@ -130,9 +155,9 @@ impl Untouched {
 }
 
 /// The bytes of every parameter and buffer, by name.
-fn bits(workload: &dyn Workload) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+pub fn bits(workload: &dyn Workload) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let copy = |tensor: tch::Tensor| -> anyhow::Result<Vec<u8>> {
-        let tensor = tensor.f_detach()?.f_contiguous()?;
+        let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
         let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
         tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
         Ok(bytes)

@@ -9,6 +9,7 @@ mod commands;
 mod evaluation;
 mod exact;
 mod explanation;
+mod gpu_check;
 mod held_out;
 mod loops;
 mod machine;
@@ -64,6 +65,14 @@ enum Command {
     /// The trace has a lane for compute (operators, reruns, stalls, contention) and one for each copy channel, a counter
     /// of device bytes, and markers where the budget pressed. Open it at https://ui.perfetto.dev or chrome://tracing.
     Export(commands::export::Arguments),
+    /// Check everything on a GPU, by importance, within some minutes
+    ///
+    /// Bits and budgets; a loop that runs out of memory; makespan and peak of every policy at every budget; the same models
+    /// in plain PyTorch; what the interceptor costs. Everything is written to DIR/gpu-check.json as it goes, so that a
+    /// check that is cut short still counts, beside traces and timetables for Perfetto.
+    GpuCheck(commands::gpu_check::Arguments),
+    /// Measure this machine's link and compute, and describe it as configs/hardware/ does
+    Probe(commands::probe::Arguments),
     /// Say what a policy, trace or plan file holds
     Inspect(commands::inspect::Arguments),
 }
@@ -79,6 +88,8 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Advise(arguments) => commands::advise::run(arguments),
         Command::Behaviour(arguments) => commands::behaviour::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),
+        Command::GpuCheck(arguments) => commands::gpu_check::run(arguments),
+        Command::Probe(arguments) => commands::probe::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
     }
 }

@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use plimsoll_runtime::Link;
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::Roofline;
+use super::{HardwareProfile, Precision, Roofline};
+use crate::engines::Engines;
 
 /// Rounds of each measurement, of which the fastest counts: a roofline is what a machine does at best.
 const ROUNDS: usize = 20;
@@ -47,6 +49,62 @@ fn fastest_s(times: u32, mut run: impl FnMut() -> Result<(), TchError>) -> Resul
         fastest = fastest.min(started.elapsed().as_secs_f64() / f64::from(times));
     }
     Ok(fastest)
+}
+
+/// Rows of a square matrix on an accelerator.
+const MATRIX_ON_ACCELERATOR: i64 = 8192;
+/// Bytes that are copied within an accelerator's memory: beyond any cache.
+const COPIED_ON_ACCELERATOR: i64 = 1 << 30;
+
+impl HardwareProfile {
+    /// What `device` does at best, measured now; `link` is what its copies were measured to take.
+    pub fn measure(name: &str, device: Device, engines: &Engines, link: Link) -> Result<Self, TchError> {
+        let (rooflines, runs_ahead) = match device {
+            Device::Cpu => (vec![(Precision::F32, Roofline::of_host()?)], false),
+            device => (of_accelerator(device, engines)?, true),
+        };
+        let (_, first) = rooflines[0];
+        Ok(HardwareProfile {
+            name: name.to_owned(),
+            flops_per_s: rooflines.iter().map(|(precision, roofline)| (*precision, roofline.flops_per_s)).collect(),
+            memory_bytes_per_s: first.memory_bytes_per_s,
+            launch_overhead_ns: first.launch_overhead_ns,
+            runs_ahead,
+            link,
+        })
+    }
+}
+
+/// Rooflines by how numbers are held. Matrix units that read 19 bits of 32 are not asked for: they are a setting of the
+/// whole process.
+fn of_accelerator(device: Device, engines: &Engines) -> Result<Vec<(Precision, Roofline)>, TchError> {
+    let settled = |times: u32, mut run: Box<dyn FnMut() -> Result<(), TchError> + '_>| {
+        fastest_s(1, || {
+            (0..times).try_for_each(|_| run())?;
+            engines.settle();
+            Ok(())
+        })
+        .map(|seconds| seconds / f64::from(times))
+    };
+    let tiny = Tensor::f_zeros([TINY], (Kind::Float, device))?;
+    let launch_s = settled(1024, Box::new(|| tiny.f_add_scalar(1.0).map(drop)))?;
+    let source = Tensor::f_zeros([COPIED_ON_ACCELERATOR], (Kind::Uint8, device))?;
+    let mut target = source.f_zeros_like()?;
+    let copy_s = settled(4, Box::new(move || target.f_copy_(&source)))?;
+    let memory_bytes_per_s = 2.0 * COPIED_ON_ACCELERATOR as f64 / copy_s;
+    let multiply_adds = (MATRIX_ON_ACCELERATOR as f64).powi(3);
+    [(Precision::F32, Kind::Float), (Precision::Bf16, Kind::BFloat16), (Precision::F16, Kind::Half)]
+        .into_iter()
+        .map(|(precision, kind)| {
+            let side = MATRIX_ON_ACCELERATOR;
+            let factor = Tensor::f_rand([side, side], (Kind::Float, device))?.f_to_kind(kind)?;
+            let product = factor.f_zeros_like()?;
+            let product_s = settled(2, Box::new(|| Tensor::f_mm_out(&product, &factor, &factor).map(drop)))?;
+            let flops_per_s = 2.0 * multiply_adds / product_s;
+            let launch_overhead_ns = 1e9 * launch_s;
+            Ok((precision, Roofline { flops_per_s, memory_bytes_per_s, launch_overhead_ns, runs_ahead: true }))
+        })
+        .collect()
 }
 
 #[cfg(test)]

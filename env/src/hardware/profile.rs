@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll_runtime::{Link, Trace};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Roofline, project};
 use crate::config::{ConfigError, Problem};
 
 /// How numbers are held while they are multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 32 bits.
@@ -24,7 +24,7 @@ pub enum Precision {
 }
 
 /// What a machine does at best, and how fast its link is.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HardwareProfile {
     /// The machine's name.
@@ -56,6 +56,12 @@ impl HardwareProfile {
             ConfigError::at_key(path, text, key.to_owned(), Problem::Implausible { rule: rule.to_owned() })
         })?;
         Ok(profile)
+    }
+
+    /// The file that describes it, with `remark` on its first line.
+    pub fn to_toml(&self, remark: &str) -> String {
+        let body = toml::to_string(self).expect("a profile has no value that TOML lacks");
+        format!("# {}\n{body}", remark.replace(['\n', '\r'], " "))
     }
 
     /// Finds the first value that no machine has, with its key.

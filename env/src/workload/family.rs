@@ -110,7 +110,18 @@ impl WorkloadConfig {
     /// The same seed gives the same bits in every run on the same machine. Parameters are made by `tch`'s
     /// layers, which panic where the device has no room for them.
     pub fn build(&self, name: &str, device: Device, seed: u64) -> Result<Box<dyn Workload>, TchError> {
-        Ok(Box::new(Loop::new(self.member(), self.family().name(), name, device, seed)?))
+        self.build_as(name, device, seed, Manner::default())
+    }
+
+    /// [`WorkloadConfig::build`], run in that manner.
+    pub fn build_as(
+        &self,
+        name: &str,
+        device: Device,
+        seed: u64,
+        manner: Manner,
+    ) -> Result<Box<dyn Workload>, TchError> {
+        Ok(Box::new(Loop::new(self.member(), self.family().name(), name, device, seed, manner)?))
     }
 
     /// Says which key holds a value that no workload can have.

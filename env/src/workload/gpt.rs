@@ -25,6 +25,10 @@ pub struct GptConfig {
     pub sequence: i64,
     /// Passages in a batch.
     pub batch: i64,
+    /// Rows of the embedding and of the projection onto the alphabet, beyond those that the text uses: the size of
+    /// published models, whose vocabularies are larger. As many as the text's characters unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<i64>,
     /// Share of features that are dropped in training.
     pub dropout: f64,
     /// Learning rate of AdamW.
@@ -33,7 +37,7 @@ pub struct GptConfig {
 
 impl Member for GptConfig {
     fn validate(&self) -> Result<(), Implausible> {
-        let GptConfig { layers, width, heads, sequence, batch, dropout, learning_rate } = *self;
+        let GptConfig { layers, width, heads, sequence, batch, vocabulary, dropout, learning_rate } = *self;
         require_sizes(&[
             ("layers", layers),
             ("width", width),
@@ -41,6 +45,9 @@ impl Member for GptConfig {
             ("sequence", sequence),
             ("batch", batch),
         ])?;
+        let (least, most) = (Text::de_finibus().alphabet_size(), VOCABULARY_MAX);
+        let rule = || format!("must be between {least} and {most}, is {}", vocabulary.unwrap_or(least));
+        require("vocabulary", (least..=most).contains(&vocabulary.unwrap_or(least)), rule())?;
         require("heads", width % heads == 0, format!("must divide the width {width}, is {heads}"))?;
         require_share("dropout", dropout)?;
         require_learning_rate(learning_rate)
@@ -53,7 +60,7 @@ impl Member for GptConfig {
     fn task(&self, variables: &VarStore) -> Result<Box<dyn Task>, TchError> {
         let text = Text::de_finibus();
         Ok(Box::new(Gpt {
-            model: Model::new(&variables.root(), self, text.alphabet_size()),
+            model: Model::new(&variables.root(), self, self.symbols(&text)),
             config: self.clone(),
             text,
         }))
@@ -61,6 +68,16 @@ impl Member for GptConfig {
 
     fn training(&self, variables: VarStore) -> Result<Training, TchError> {
         Training::new(variables, nn::AdamW::default(), self.learning_rate)
+    }
+}
+
+/// Largest vocabulary that is taken: beyond those of published models.
+const VOCABULARY_MAX: i64 = 1 << 20;
+
+impl GptConfig {
+    /// Symbols that the model tells apart.
+    fn symbols(&self, text: &Text) -> i64 {
+        self.vocabulary.unwrap_or_else(|| text.alphabet_size())
     }
 }
 
@@ -75,7 +92,7 @@ impl Task for Gpt {
     fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
         let GptConfig { batch, sequence, .. } = self.config;
         let (inputs, targets) = self.text.batch(draw, batch, sequence, device)?;
-        let logits = self.model.forward(&inputs)?.f_view([batch * sequence, self.text.alphabet_size()])?;
+        let logits = self.model.forward(&inputs)?.f_view([batch * sequence, self.config.symbols(&self.text)])?;
         cross_entropy(&logits, &targets)
     }
 }

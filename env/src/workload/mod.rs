@@ -49,6 +49,15 @@ pub use vit::VitConfig;
 
 use tch::{TchError, Tensor};
 
+/// How a loop is run beside what its configuration says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// Whether the forward pass is mixed precision in bfloat16.
+    pub bf16: bool,
+    /// Whether every iteration learns the first batch again, so that making batches takes no part of the time.
+    pub one_batch: bool,
+}
+
 /// A training loop to be placed.
 pub trait Workload {
     /// Its name in the configuration.

@@ -1,6 +1,8 @@
 //! The training loop that all families of picture classifiers share: nets of `tch::vision`, and small ones of free
 //! depth and width.
 
+use std::cell::RefCell;
+
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use tch::nn::{self, ModuleT, Path, VarStore};
@@ -164,7 +166,8 @@ impl<A: Architecture> Member for PictureConfig<A> {
                 Box::new(Vision(net))
             }
         };
-        Ok(Box::new(Classifier { batch: self.batch, gratings: Gratings::new(self.classes, self.image_size), net }))
+        let gratings = Gratings::new(self.classes, self.image_size);
+        Ok(Box::new(Classifier { batch: self.batch, gratings, net, keeps_batch: false, kept: RefCell::new(None) }))
     }
 
     fn training(&self, variables: VarStore) -> Result<Training, TchError> {
@@ -177,12 +180,26 @@ struct Classifier {
     batch: i64,
     gratings: Gratings,
     net: Box<dyn Net>,
+    keeps_batch: bool,
+    kept: RefCell<Option<(Tensor, Tensor)>>,
 }
 
 impl Task for Classifier {
     fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
-        let (pictures, labels) = self.gratings.batch(draw, self.batch, device)?;
-        cross_entropy(&self.net.forward(&pictures)?, &labels)
+        if !self.keeps_batch {
+            let (pictures, labels) = self.gratings.batch(draw, self.batch, device)?;
+            return cross_entropy(&self.net.forward(&pictures)?, &labels);
+        }
+        let mut kept = self.kept.borrow_mut();
+        if kept.is_none() {
+            *kept = Some(self.gratings.batch(draw, self.batch, device)?);
+        }
+        let (pictures, labels) = kept.as_ref().expect("made above");
+        cross_entropy(&self.net.forward(pictures)?, labels)
+    }
+
+    fn keep_batch(&mut self) {
+        self.keeps_batch = true;
     }
 }
 

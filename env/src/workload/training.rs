@@ -5,12 +5,13 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use plimsoll_runtime::torch::settings::Autocast;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::nn::{OptimizerConfig, VarStore};
 use tch::{COptimizer, Device, TchError, Tensor};
 
-use super::{Implausible, Workload};
+use super::{Implausible, Manner, Workload};
 
 /// What a family's configuration says of one of its members.
 pub(super) trait Member {
@@ -32,6 +33,9 @@ pub(super) trait Member {
 pub(super) trait Task {
     /// The loss on a fresh batch, which `draw` says.
     fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError>;
+
+    /// Learns the next batch again and again. For tasks whose batches take as long to make as to learn.
+    fn keep_batch(&mut self) {}
 }
 
 /// The training loop of every family.
@@ -39,6 +43,7 @@ pub(super) struct Loop {
     name: String,
     family: &'static str,
     device: Device,
+    manner: Manner,
     draw: ChaCha8Rng,
     task: Box<dyn Task>,
     training: Training,
@@ -52,13 +57,17 @@ impl Loop {
         name: &str,
         device: Device,
         seed: u64,
+        manner: Manner,
     ) -> Result<Self, TchError> {
         let mut draw = ChaCha8Rng::seed_from_u64(seed);
         reseed_libtorch(&mut draw);
         let variables = VarStore::new(device);
-        let task = member.task(&variables)?;
+        let mut task = member.task(&variables)?;
+        if manner.one_batch {
+            task.keep_batch();
+        }
         let training = member.training(variables)?;
-        Ok(Loop { name: name.to_owned(), family, device, draw, task, training })
+        Ok(Loop { name: name.to_owned(), family, device, manner, draw, task, training })
     }
 }
 
@@ -74,7 +83,9 @@ impl Workload for Loop {
     fn iteration(&mut self) -> Result<f64, TchError> {
         reseed_libtorch(&mut self.draw);
         self.training.optimizer.zero_grad()?;
+        let mixed = self.manner.bf16.then(|| Autocast::bf16(self.device));
         let loss = self.task.loss(&mut self.draw, self.device)?;
+        drop(mixed);
         loss.f_backward()?;
         self.training.optimizer.step()?;
         loss.f_double_value(&[])

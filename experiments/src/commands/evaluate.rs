@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::FileError;
 use plimsoll_runtime::file::{require_writable, write_whole};
@@ -84,11 +85,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
     }
+    let device = arguments.flags.device;
+    let emulates = device == DeviceName::Cpu;
+    if !emulates && arguments.link.is_emulated() {
+        bail!("--link: a link is emulated on the CPU alone; on {device} its own is measured");
+    }
     let comparison = Comparison {
         config: &config,
         policies: &policies,
-        link: emulated(arguments.link.link.unwrap_or(config.evaluation.link)),
-        link_emulated: true,
+        link: emulates.then(|| emulated(arguments.link.link.unwrap_or(config.evaluation.link))),
         planner: arguments.planner.planner(),
         real: arguments.real,
         flags: &arguments.flags,
@@ -183,8 +188,11 @@ fn write_events(logdir: &Path, policies: &[Chosen], results: &[PointResult]) -> 
 }
 
 fn print(comparison: &Comparison<'_>, results: &[PointResult]) {
-    let bandwidth = comparison.link.offload_bytes_per_s / 1e9;
-    println!("{} family, emulated link of {bandwidth} GB/s; peaks in MiB", comparison.config.family);
+    let link = comparison.link.map_or_else(
+        || "the device's own link".to_owned(),
+        |link| format!("emulated link of {} GB/s", link.offload_bytes_per_s / 1e9),
+    );
+    println!("{} family, {link}; peaks in MiB", comparison.config.family);
     let mut table = Table::new([
         "workload",
         "budget",

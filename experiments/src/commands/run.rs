@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::real::run_plan;
+use plimsoll_env::real::run_plan_with;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::{ActionSet, Lineage};
@@ -65,22 +65,22 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut open = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, RECORDED_ITERATIONS)?;
     let instance = Instance {
         lineage: Arc::new(Lineage::of(&open.trace)),
-        link: arguments.link.resolve(),
+        link: arguments.link.resolve_for(&open)?,
         budget_bytes: arguments.budget.resolve(open.trace.peak_bytes),
         actions: arguments.actions,
-        trace: Arc::new(open.trace),
+        trace: Arc::new(open.trace.clone()),
     };
     let decided = policy.plan_or_refuse(instance.problem(), &arguments.planner.planner())?;
     let emulated = arguments.link.is_emulated();
     let mut result = PointResult::planned(policy.name(), &instance.problem(), emulated, &decided);
     let plan = &decided.planned.plan;
-    let measured = run_plan(
+    let measured = run_plan_with(
+        open.engine(emulated.then_some(instance.link))?,
         open.session,
         open.workload.as_mut(),
         &instance,
         plan,
         arguments.iterations,
-        emulated,
         arguments.interleave,
     )?;
     result.measure(&measured, instance.trace.makespan_ns);

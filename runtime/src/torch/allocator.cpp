@@ -1,8 +1,11 @@
 #include "allocator.h"
 
+#include "accelerator.h"
+
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -34,17 +37,22 @@ void raise_to(std::atomic<Number>& mark, Number bytes) {
   }
 }
 
+// Raises the peaks to an allocation that left `now` bytes allocated.
+void mark_peaks(uint64_t now, uint64_t bytes) {
+  raise_to(peak, now);
+  if (!ours_depth) {
+    auto signed_bytes = static_cast<int64_t>(bytes);
+    raise_to(operator_peak, operator_bytes.fetch_add(signed_bytes, std::memory_order_relaxed) + signed_bytes);
+  }
+}
+
 // Books an allocation, unless it would exceed the line.
 bool count(uint64_t bytes) {
   uint64_t before = live.load(std::memory_order_relaxed);
   do {
     if (bytes && before + bytes > line.load(std::memory_order_relaxed)) return false;
   } while (!live.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
-  raise_to(peak, before + bytes);
-  if (!ours_depth) {
-    auto signed_bytes = static_cast<int64_t>(bytes);
-    raise_to(operator_peak, operator_bytes.fetch_add(signed_bytes, std::memory_order_relaxed) + signed_bytes);
-  }
+  mark_peaks(before + bytes, bytes);
   return true;
 }
 
@@ -53,12 +61,14 @@ void uncount(uint64_t bytes) {
   if (!ours_depth) operator_bytes.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
 }
 
+void evict_or_throw(uint64_t bytes) {
+  TORCH_CHECK_WITH(OutOfMemoryError, !ours_depth && make_room, bytes, " bytes more exceed the budget");
+  TORCH_CHECK_WITH(OutOfMemoryError, make_room(bytes) == 0, refusal());
+}
+
 // Books an allocation, after as many evictions as that takes.
 void count_or_throw(uint64_t bytes) {
-  while (!count(bytes)) {
-    TORCH_CHECK_WITH(OutOfMemoryError, !ours_depth && make_room, bytes, " bytes more exceed the budget");
-    TORCH_CHECK_WITH(OutOfMemoryError, make_room(bytes) == 0, refusal());
-  }
+  while (!count(bytes)) evict_or_throw(bytes);
 }
 
 Header* header_of(void* bytes) { return static_cast<Header*>(bytes) - 1; }
@@ -111,17 +121,25 @@ void install_allocator(void (*on_free)(uint32_t)) {
   c10::SetAllocator(c10::kCPU, &allocator, 255);
 }
 
-bool is_ours(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_bytes; }
+namespace {
+
+bool is_on_host(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_bytes; }
+
+}  // namespace
+
+bool is_ours(const at::DataPtr& bytes) { return is_on_host(bytes) || is_on_accelerator(bytes); }
 
 void set_owner(const at::DataPtr& bytes, uint32_t entry) {
-  if (bytes.get() && is_ours(bytes)) header_of(bytes.get())->owner.store(entry, std::memory_order_relaxed);
+  if (!is_on_host(bytes)) return set_accelerator_owner(bytes, entry);
+  if (bytes.get()) header_of(bytes.get())->owner.store(entry, std::memory_order_relaxed);
 }
 
 bool is_absent(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_absent; }
 
 uint32_t owner_of(const at::DataPtr& bytes) {
   if (is_absent(bytes)) return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(bytes.get_context()));
-  return bytes.get() && is_ours(bytes) ? header_of(bytes.get())->owner.load(std::memory_order_relaxed) : 0;
+  if (!is_on_host(bytes)) return accelerator_owner_of(bytes);
+  return bytes.get() ? header_of(bytes.get())->owner.load(std::memory_order_relaxed) : 0;
 }
 
 at::DataPtr absent_bytes(c10::Device device, uint32_t entry) {
@@ -139,6 +157,20 @@ void reset_operator_peak() {
 
 void set_line(uint64_t bytes) { line.store(bytes, std::memory_order_relaxed); }
 void on_pressure(int32_t (*handler)(uint64_t)) { make_room = handler; }
+
+void ask_for_room(uint64_t bytes) {
+  while (bytes && live_bytes() + bytes > line.load(std::memory_order_relaxed)) evict_or_throw(bytes);
+}
+
+bool evict_more(uint64_t bytes) {
+  uint64_t room = line.load(std::memory_order_relaxed), now = live_bytes();
+  if (ours_depth || !make_room || room == UINT64_MAX) return false;
+  // So much more as fits under the line, and what is wanted beyond it.
+  return make_room(room - std::min(room, now) + bytes) == 0 && live_bytes() < now;
+}
+
+void book(uint64_t bytes) { mark_peaks(live.fetch_add(bytes, std::memory_order_relaxed) + bytes, bytes); }
+void unbook(uint64_t bytes) { uncount(bytes); }
 
 Ours::Ours() { ++ours_depth; }
 Ours::~Ours() { --ours_depth; }

@@ -1,5 +1,6 @@
 // The allocator that counts: every byte that libtorch allocates on the CPU passes through it, temporaries inside
-// kernels included.
+// kernels included. Where a session counts another device (accelerator.h), this one is not registered, and that device's
+// allocator books here.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -11,7 +12,7 @@ namespace plimsoll {
 // Registers the allocator over libtorch's. Storages allocated before stay with the old one, uncounted.
 void install_allocator(void (*on_free)(uint32_t entry));
 
-// Whether the bytes came from the allocator.
+// Whether the bytes came from the allocator that counts.
 bool is_ours(const at::DataPtr& bytes);
 // Names the entry to report when the bytes are freed; 0 for none.
 void set_owner(const at::DataPtr& bytes, uint32_t entry);
@@ -35,6 +36,15 @@ void set_line(uint64_t bytes);
 // Called, with no lock held and on any thread, where an allocation of so many bytes would exceed the line. Answers 0
 // where it made room, else the allocation fails with the message of refusal().
 void on_pressure(int32_t (*make_room)(uint64_t bytes));
+
+// For the allocator of another device, which tells what it did after the fact.
+//
+// Before an allocation: evicts until it fits under the line, or throws.
+void ask_for_room(uint64_t bytes);
+// After the device has refused one that fits: evicts as many bytes on top. Whether any were.
+bool evict_more(uint64_t bytes);
+void book(uint64_t bytes);
+void unbook(uint64_t bytes);
 
 // What this thread allocates and frees meanwhile is done on Rust's behalf: it still counts, but over the line it fails
 // at once, for Rust makes room first.

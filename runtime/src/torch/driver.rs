@@ -129,6 +129,7 @@ impl Driver {
             let known: HashMap<_, _> = known.collect();
             Recording::begin(known, self.started, shim::live_bytes())
         });
+        shim::time_on_device(wanted.record);
         shim::reset_peak();
         Ok(())
     }
@@ -393,7 +394,14 @@ impl Driver {
         {
             recording.pressed();
         }
-        let recorded = recorded.map(|recording| recording.end(ended, peak_bytes));
+        let recorded = match recorded {
+            Some(recording) => {
+                shim::time_on_device(false);
+                let on_device = shim::take_device_times(recording.operators())?;
+                Some(recording.end(ended, peak_bytes, &on_device))
+            }
+            None => None,
+        };
         self.leader = None;
         Ok(Ended { report, recorded, program })
     }

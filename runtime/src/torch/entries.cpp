@@ -1,5 +1,6 @@
 #include "entries.h"
 
+#include "accelerator.h"
 #include "allocator.h"
 
 #include <algorithm>
@@ -207,7 +208,9 @@ void Entries::clear(PlimsollEntry entry) {
 }
 
 uint64_t digest(const c10::StorageImpl& storage) {
-  const auto* bytes = static_cast<const uint8_t*>(storage.data());
+  std::vector<uint8_t> copy;
+  if (!storage.device().is_cpu() && storage.data()) copy = host_copy(storage);
+  const auto* bytes = copy.empty() ? static_cast<const uint8_t*>(storage.data()) : copy.data();
   uint64_t hash = 0xcbf29ce484222325;
   for (size_t at = 0; bytes && at < storage.nbytes(); at += sizeof(uint64_t)) {
     uint64_t word = 0;

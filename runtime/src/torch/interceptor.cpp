@@ -1,5 +1,6 @@
 #include "interceptor.h"
 
+#include "accelerator.h"
 #include "allocator.h"
 #include "entries.h"
 #include "operators.h"
@@ -140,7 +141,7 @@ Search& search() {
 
 uint64_t generator_digest() {
   Uncounted uncounted;
-  at::Generator generator = at::globalContext().defaultGenerator(c10::kCPU);
+  at::Generator generator = at::globalContext().defaultGenerator(counted_device());
   std::lock_guard<std::mutex> lock(generator.mutex());
   return digest(*generator.get_state().storage().unsafeGetStorageImpl());
 }
@@ -187,9 +188,15 @@ class Call {
     }
     try {
       reset_operator_peak();
-      if (wants_times) event.start_ns = now_ns();
+      if (wants_times) {
+        event.start_ns = now_ns();
+        accelerator_operator_starts();
+      }
       facts_.handle.redispatchBoxed(keys_, stack_);
-      if (wants_times) event.end_ns = now_ns();
+      if (wants_times) {
+        accelerator_operator_ends();
+        event.end_ns = now_ns();
+      }
       event.peak_bytes = operator_peak_bytes();
     } catch (...) {
       callbacks.failed();
@@ -310,7 +317,8 @@ class Call {
                            : foreign ? "not allocated by libtorch's allocator"
                                      : nullptr;
       PlimsollEntry entry = entries().of(storage);
-      if (watch) entries().watch(entry, *storage);
+      // A program fills in past the dispatcher what the processor can reach.
+      if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);
       created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});
     }
   }

@@ -18,6 +18,7 @@ pub mod report;
 mod residency;
 pub mod runtime;
 pub mod session;
+pub mod settings;
 mod shim;
 
 pub use census::{Census, Tally};
@@ -27,3 +28,4 @@ pub use recorder::{RecordError, Recorder};
 pub use report::{IterationReport, Report};
 pub use runtime::{Budget, BuildError, Builder, Detection, Iteration, Runtime};
 pub use session::{Session, SessionError};
+pub use shim::DeviceCounts;

@@ -125,7 +125,10 @@ class Recording {
 
   void generator(const c10::IValue* arguments) {
     int index = facts_.generator_argument;
+    // What makes random numbers from nothing says on which device.
     c10::Device device = storages_.empty() ? c10::Device(c10::kCPU) : storages_[0]->device();
+    for (size_t argument = 0; storages_.empty() && argument < facts_.arguments.size(); ++argument)
+      if (arguments[argument].isDevice()) device = arguments[argument].toDevice();
     at::Generator generator = index >= 0 && arguments[index].isGenerator() ? arguments[index].toGenerator()
                                                                            : at::globalContext().defaultGenerator(device);
     Uncounted uncounted;

@@ -71,13 +71,16 @@ impl Recorder {
         let started = Instant::now();
         *self.listener.lock() = Recording::begin(known, started, self.session.live_bytes());
         self.session.reset_peak();
+        shim::time_on_device(true);
         let listening = self.session.listen(Arc::clone(&self.listener) as Arc<dyn Observer>)?;
         let result = body();
         drop(listening);
+        shim::time_on_device(false);
         let ended = Instant::now();
         let mut recording = std::mem::take(&mut *self.listener.lock());
         Listener::absorb_freed(&mut recording);
-        self.done.push(recording.end(ended, self.session.peak_bytes()));
+        let on_device = shim::take_device_times(recording.operators()).map_err(SessionError::from)?;
+        self.done.push(recording.end(ended, self.session.peak_bytes(), &on_device));
         Ok(result)
     }
 

@@ -194,12 +194,29 @@ impl Recording {
     }
 
     /// Ends the iteration. The last deaths must have been told.
-    pub(crate) fn end(self, ended: Instant, peak_bytes: u64) -> RecordedIteration {
+    ///
+    /// `on_device` are the times that a device took which works through operators after they were issued: each
+    /// operator's, and of the pause before it. Empty where operators are done when they return.
+    pub(crate) fn end(self, ended: Instant, peak_bytes: u64, on_device: &[(u64, u64)]) -> RecordedIteration {
         let mut iteration = self.now;
         iteration.peak_bytes = peak_bytes;
         iteration.makespan_ns = (ended - self.started).as_nanos() as u64;
         iteration.tail_ns = ended.saturating_duration_since(self.last_end).as_nanos() as u64;
+        if on_device.len() == iteration.measured.len() && !on_device.is_empty() {
+            let mut busy_ns = 0;
+            for (measured, &(cost_ns, gap_ns)) in iteration.measured.iter_mut().zip(on_device) {
+                (measured.cost_ns, measured.gap_ns) = (cost_ns, gap_ns);
+                busy_ns += cost_ns + gap_ns;
+            }
+            // What the device did not see: before its first operator, and after its last.
+            iteration.tail_ns = iteration.makespan_ns.saturating_sub(busy_ns);
+        }
         iteration
+    }
+
+    /// How many operators have run.
+    pub(crate) fn operators(&self) -> usize {
+        self.now.steps.len()
     }
 }
 

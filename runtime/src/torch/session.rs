@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::shim::{self, Callbacks, RawOperator, ShimError};
+use tch::{Cuda, Device, Kind, Tensor};
+
+use super::shim::{self, Callbacks, DeviceCounts, RawOperator, ShimError};
 
 /// Why a training loop could not be observed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,6 +15,17 @@ pub enum SessionError {
     /// libtorch refused the allocator or the interceptor.
     #[error("libtorch refused the interceptor: {0}")]
     Install(#[from] ShimError),
+    /// A process counts the bytes of one device.
+    #[error("this process counts the bytes of {counted:?} already, and cannot count those of {wanted:?}")]
+    OtherDevice {
+        /// The device that was named first.
+        counted: Device,
+        /// The device that was named now.
+        wanted: Device,
+    },
+    /// A device that is neither the CPU nor a CUDA device that libtorch can use.
+    #[error("libtorch cannot use {0:?} here")]
+    NoDevice(Device),
     /// Two loops of one process cannot be observed at once.
     #[error("another training loop of this process is being observed")]
     Busy,
@@ -52,19 +65,51 @@ static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CALLBACKS: Callbacks =
     Callbacks { name: on_name, before: on_before, after: on_after, failed: on_failed, pressure: on_pressure };
 
-/// A process's connection to libtorch's dispatcher and CPU allocator.
+/// A process's connection to libtorch's dispatcher and to the allocator of one device.
 ///
 /// Make it before the model: bytes allocated earlier are not counted and cannot be evicted.
 #[derive(Clone, Copy, Debug)]
 pub struct Session(());
 
 impl Session {
-    /// Registers the counting allocator and the interceptor, once per process.
+    /// Registers the counting allocator and the interceptor for loops on the CPU, once per process.
     pub fn install() -> Result<Self, SessionError> {
-        static INSTALLED: OnceLock<Result<(), ShimError>> = OnceLock::new();
-        // tch registers its own threads and keys first.
-        INSTALLED.get_or_init(|| shim::install(&CALLBACKS)).clone()?;
+        Session::install_on(Device::Cpu)
+    }
+
+    /// Registers both for loops on `device`, once per process: the bytes of no other device are counted or moved.
+    ///
+    /// Of a CUDA device libtorch's CUDA half must have been loaded (`dlopen`) before anything asked libtorch for CUDA.
+    pub fn install_on(device: Device) -> Result<Self, SessionError> {
+        static INSTALLED: OnceLock<(Device, Result<(), SessionError>)> = OnceLock::new();
+        let (counted, installed) = INSTALLED.get_or_init(|| (device, install(device)));
+        installed.clone()?;
+        if *counted != device {
+            return Err(SessionError::OtherDevice { counted: *counted, wanted: device });
+        }
         Ok(Session(()))
+    }
+
+    /// What the device's own allocator counts, beside what is counted here; zeros on the CPU. The difference between
+    /// reserved and allocated bytes is what fragmentation costs.
+    pub fn device_counts(&self) -> DeviceCounts {
+        shim::device_counts()
+    }
+
+    /// Starts other peaks of [`Session::device_counts`].
+    pub fn reset_device_peak(&self) {
+        shim::reset_device_peak();
+    }
+
+    /// Bounds the share of a CUDA device's memory that libtorch may take: beyond it allocations fail as they do where
+    /// the device is full.
+    pub fn set_device_share(&self, share: f64) -> Result<(), SessionError> {
+        Ok(shim::set_device_share(share)?)
+    }
+
+    /// Has libtorch give back to a CUDA device what it keeps for later.
+    pub fn empty_device_cache(&self) -> Result<(), SessionError> {
+        Ok(shim::empty_device_cache()?)
     }
 
     /// Device bytes allocated now.
@@ -104,6 +149,20 @@ impl Session {
         shim::intercept(true);
         Ok(Listening(PhantomData))
     }
+}
+
+fn install(device: Device) -> Result<(), SessionError> {
+    let cuda = match device {
+        Device::Cpu => None,
+        Device::Cuda(index) if Cuda::is_available() && index < Cuda::device_count() as usize => {
+            // The first tensor makes libtorch take the device into use.
+            drop(Tensor::f_zeros([1], (Kind::Float, device)).map_err(|error| ShimError(error.to_string()))?);
+            Some(index as i32)
+        }
+        _ => return Err(SessionError::NoDevice(device)),
+    };
+    // tch registers its own threads and keys first.
+    Ok(shim::install(&CALLBACKS, cuda)?)
 }
 
 /// Operators of this thread are told to an observer while this lives.

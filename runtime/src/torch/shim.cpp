@@ -1,6 +1,7 @@
 // The C interface: catches every exception at the border.
 #include "shim.h"
 
+#include "accelerator.h"
 #include "allocator.h"
 #include "entries.h"
 #include "interceptor.h"
@@ -57,9 +58,14 @@ int32_t guarded(Body body) {
 
 using namespace plimsoll;
 
-int32_t plimsoll_install(const PlimsollCallbacks* callbacks) {
+int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index) {
   return guarded([&] {
-    install_allocator([](uint32_t entry) { entries().note_freed(entry); });
+    auto report_free = [](uint32_t entry) { entries().note_freed(entry); };
+    if (cuda_index < 0) {
+      install_allocator(report_free);
+    } else {
+      install_accelerator(cuda_index, report_free);
+    }
     on_pressure(callbacks->pressure);
     install_interceptor(*callbacks);
   });
@@ -93,6 +99,28 @@ uint64_t plimsoll_live_bytes(void) { return live_bytes(); }
 uint64_t plimsoll_peak_bytes(void) { return peak_bytes(); }
 void plimsoll_reset_peak(void) { reset_peak(); }
 void plimsoll_set_line(uint64_t bytes) { set_line(bytes); }
+
+void plimsoll_device_bytes(PlimsollDeviceBytes* out) {
+  AcceleratorBytes now = accelerator_bytes();
+  *out = {now.allocated_now, now.allocated_peak, now.reserved_now, now.reserved_peak, now.failed, now.retried};
+}
+void plimsoll_reset_device_peak(void) { reset_accelerator_peak(); }
+int32_t plimsoll_set_device_share(double share) {
+  return guarded([&] { set_accelerator_share(share); });
+}
+int32_t plimsoll_empty_device_cache(void) {
+  return guarded([&] { empty_accelerator_cache(); });
+}
+void plimsoll_time_on_device(int32_t on) { time_on_accelerator(on != 0); }
+int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t capacity, size_t* count) {
+  return guarded([&] {
+    std::vector<uint64_t> costs, gaps;
+    take_accelerator_times(costs, gaps);
+    *count = costs.size();
+    std::copy_n(costs.begin(), std::min(capacity, costs.size()), cost_ns);
+    std::copy_n(gaps.begin(), std::min(capacity, gaps.size()), gap_ns);
+  });
+}
 
 size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) { return entries().take_freed(out, capacity); }
 void plimsoll_forget(PlimsollEntry entry) {

@@ -64,8 +64,24 @@ typedef struct {
   int32_t (*pressure)(uint64_t bytes);
 } PlimsollCallbacks;
 
-// Registers the allocator and the interceptor, once per process.
-int32_t plimsoll_install(const PlimsollCallbacks* callbacks);
+// Registers the allocator and the interceptor, once per process: on the CPU, or, where `cuda_index` is not negative, on
+// that CUDA device, which must be in use.
+int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index);
+
+// What the caching allocator of a CUDA device counts itself; zeros where none is counted. Peaks since the last reset.
+typedef struct {
+  uint64_t allocated_now, allocated_peak, reserved_now, reserved_peak, failed, retried;
+} PlimsollDeviceBytes;
+void plimsoll_device_bytes(PlimsollDeviceBytes* out);
+void plimsoll_reset_device_peak(void);
+// Share of the device's memory that its caching allocator may take.
+int32_t plimsoll_set_device_share(double share);
+int32_t plimsoll_empty_device_cache(void);
+// Whether operators that are asked for times are also timed by a device that works through its operators later.
+void plimsoll_time_on_device(int32_t on);
+// Those times, in ns, since the last call: of each operator, and of the pause before it. Waits for the device. `count`
+// says how many there are, of which at most `capacity` are written.
+int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t capacity, size_t* count);
 // Switches interception on or off for this thread, and for the autograd threads that work for it.
 void plimsoll_intercept(int32_t on);
 
@@ -84,6 +100,11 @@ uint64_t plimsoll_peak_bytes(void);
 void plimsoll_reset_peak(void);
 // Device bytes that no allocation may exceed; UINT64_MAX for none. Over them `pressure` is called.
 void plimsoll_set_line(uint64_t bytes);
+
+// Kernels that give the same bits in every run, where there are any.
+void plimsoll_set_deterministic(int32_t on);
+// Mixed precision in bfloat16 for operators of this thread, on a CUDA device or on the CPU.
+void plimsoll_autocast(int32_t on_cuda, int32_t on);
 
 // Moves at most `capacity` entries whose storage has died since the last call into `out`; returns how many. Their
 // numbers stay taken until plimsoll_forget().

@@ -138,7 +138,15 @@ pub(crate) struct Callbacks {
 }
 
 unsafe extern "C" {
-    fn plimsoll_install(callbacks: *const Callbacks) -> i32;
+    fn plimsoll_install(callbacks: *const Callbacks, cuda_index: i32) -> i32;
+    fn plimsoll_device_bytes(out: *mut DeviceCounts);
+    fn plimsoll_reset_device_peak();
+    fn plimsoll_set_device_share(share: f64) -> i32;
+    fn plimsoll_empty_device_cache() -> i32;
+    fn plimsoll_time_on_device(on: i32);
+    fn plimsoll_take_device_times(cost_ns: *mut u64, gap_ns: *mut u64, capacity: usize, count: *mut usize) -> i32;
+    fn plimsoll_set_deterministic(on: i32);
+    fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
     fn plimsoll_hash_inputs(on: i32);
     fn plimsoll_take_undeclared(out: *mut c_char, capacity: usize) -> usize;
@@ -184,9 +192,75 @@ fn checked(status: i32) -> Result<(), ShimError> {
     Err(ShimError(message.to_string_lossy().lines().next().unwrap_or_default().to_owned()))
 }
 
-pub(crate) fn install(callbacks: &'static Callbacks) -> Result<(), ShimError> {
+/// Registers everything on the CPU, or on a CUDA device by its number.
+pub(crate) fn install(callbacks: &'static Callbacks, cuda: Option<i32>) -> Result<(), ShimError> {
     // SAFETY: the callbacks live for ever and are called as their types say.
-    checked(unsafe { plimsoll_install(callbacks) })
+    checked(unsafe { plimsoll_install(callbacks, cuda.unwrap_or(-1)) })
+}
+
+/// What the caching allocator of a CUDA device counts itself, as the shim lays it out: bytes, the highest since
+/// [`Session::reset_device_peak`](super::Session::reset_device_peak), and allocations that failed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// Bytes of blocks in use, each a little larger than what was asked for.
+    pub allocated_bytes: u64,
+    /// The most of them.
+    pub allocated_peak_bytes: u64,
+    /// Bytes that the allocator has of the device, in use or not.
+    pub reserved_bytes: u64,
+    /// The most of them.
+    pub reserved_peak_bytes: u64,
+    /// Allocations that the device refused for good.
+    pub failed: u64,
+    /// Allocations that it refused until the allocator gave back what it kept.
+    pub retried: u64,
+}
+
+pub(crate) fn device_counts() -> DeviceCounts {
+    let mut counts = DeviceCounts::default();
+    // SAFETY: the shim writes all of it.
+    unsafe { plimsoll_device_bytes(&mut counts) };
+    counts
+}
+
+pub(crate) fn reset_device_peak() {
+    // SAFETY: sets counters.
+    unsafe { plimsoll_reset_device_peak() }
+}
+
+pub(crate) fn set_device_share(share: f64) -> Result<(), ShimError> {
+    // SAFETY: sets a limit.
+    checked(unsafe { plimsoll_set_device_share(share) })
+}
+
+pub(crate) fn empty_device_cache() -> Result<(), ShimError> {
+    // SAFETY: the allocator gives back what nobody uses.
+    checked(unsafe { plimsoll_empty_device_cache() })
+}
+
+/// Whether operators are timed by a device that works through them later.
+pub(crate) fn time_on_device(on: bool) {
+    // SAFETY: sets a flag.
+    unsafe { plimsoll_time_on_device(i32::from(on)) }
+}
+
+/// Those times of the last `operators` operators: each one's, and of the pause before it. Empty where none were timed.
+pub(crate) fn take_device_times(operators: usize) -> Result<Vec<(u64, u64)>, ShimError> {
+    let (mut cost_ns, mut gap_ns, mut count) = (vec![0; operators], vec![0; operators], 0);
+    // SAFETY: both arrays hold `operators` numbers.
+    checked(unsafe { plimsoll_take_device_times(cost_ns.as_mut_ptr(), gap_ns.as_mut_ptr(), operators, &mut count) })?;
+    Ok(if count == operators { cost_ns.into_iter().zip(gap_ns).collect() } else { Vec::new() })
+}
+
+pub(crate) fn set_deterministic(on: bool) {
+    // SAFETY: sets flags.
+    unsafe { plimsoll_set_deterministic(i32::from(on)) }
+}
+
+pub(crate) fn autocast(on_cuda: bool, on: bool) {
+    // SAFETY: sets flags of this thread.
+    unsafe { plimsoll_autocast(i32::from(on_cuda), i32::from(on)) }
 }
 
 pub(crate) fn intercept(on: bool) {

@@ -1,0 +1,187 @@
+//! Measures what copies between a device and its slow tier take: by size, alone and beside compute.
+
+use std::time::Instant;
+
+use plimsoll_runtime::Link;
+use plimsoll_runtime::hardware::Tier;
+use plimsoll_runtime::torch::{CopyEngine, CopyError, DeviceBytes};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::engines::{EngineError, Engines};
+
+/// Rounds of each measurement, of which the fastest counts; the first gets the memory.
+const ROUNDS: usize = 5;
+/// Bytes that one round copies at least, so that a small copy is not timed alone.
+const ROUND_BYTES: usize = 64 << 20;
+/// Most copies of a round.
+const COPIES_MAX: usize = 32;
+/// Rows of the square matrices that are multiplied meanwhile.
+const MATRIX: i64 = 1024;
+
+/// Why copies could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyProbeError {
+    /// There is no engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A copy failed.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The device has no room, or cannot compute.
+    #[error(transparent)]
+    Torch(#[from] TchError),
+}
+
+/// What copies of one size take.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CopyRates {
+    /// Bytes of one copy.
+    pub bytes: u64,
+    /// Bytes per second from the device, nothing else going on.
+    pub offload_bytes_per_s: f64,
+    /// Bytes per second to the device, nothing else going on.
+    pub prefetch_bytes_per_s: f64,
+    /// Bytes per second from the device while it multiplies matrices.
+    pub offload_beside_compute_bytes_per_s: f64,
+    /// Bytes per second to the device while it multiplies matrices.
+    pub prefetch_beside_compute_bytes_per_s: f64,
+    /// Compute time that every copied byte costs, in nanoseconds.
+    pub contention_ns_per_byte: f64,
+}
+
+/// What copies take, by size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CopyTable {
+    /// One row for each size, least first.
+    pub rates: Vec<CopyRates>,
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Out,
+    Back,
+}
+
+impl CopyTable {
+    /// Sizes that tell latency from bandwidth.
+    pub const LINK_SIZES: [usize; 2] = [64 << 10, 32 << 20];
+    /// Sizes that storages of today's models have.
+    pub const SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20];
+
+    /// Measures copies of `sizes` bytes each, which ascend, between `device` and its slow tier.
+    pub fn measure(engines: &Engines, device: Device, sizes: &[usize]) -> Result<Self, CopyProbeError> {
+        let mut bed = Bed { engine: engines.engine(None)?, engines, device };
+        let rates = sizes.iter().map(|&bytes| bed.rates(bytes)).collect::<Result<_, _>>()?;
+        Ok(CopyTable { rates })
+    }
+
+    /// The link that fits best: bandwidth and contention of the largest copies, and the time that the smallest take
+    /// beyond it.
+    pub fn link(&self) -> Link {
+        let (least, most) = (self.rates.first().expect("sizes"), self.rates.last().expect("sizes"));
+        let (out, back) = (most.offload_bytes_per_s, most.prefetch_bytes_per_s);
+        let latency_s = |rate: f64, bandwidth: f64| (least.bytes as f64 * (1.0 / rate - 1.0 / bandwidth)).max(0.0);
+        let latency_s = latency_s(least.offload_bytes_per_s, out).max(latency_s(least.prefetch_bytes_per_s, back));
+        Link {
+            offload_bytes_per_s: out,
+            prefetch_bytes_per_s: back,
+            latency_ns: (1e9 * latency_s) as u64,
+            contention_ns_per_byte: most.contention_ns_per_byte,
+        }
+    }
+}
+
+/// What measurements are made with.
+struct Bed<'a> {
+    engine: Box<dyn CopyEngine>,
+    engines: &'a Engines,
+    device: Device,
+}
+
+impl Bed<'_> {
+    fn rates(&mut self, bytes: usize) -> Result<CopyRates, CopyProbeError> {
+        let [(out_s, out_beside_s, out_cost_s), (back_s, back_beside_s, back_cost_s)] =
+            [self.way(bytes, Way::Out)?, self.way(bytes, Way::Back)?];
+        let rate = |seconds: f64| bytes as f64 / seconds.max(f64::MIN_POSITIVE);
+        Ok(CopyRates {
+            bytes: bytes as u64,
+            offload_bytes_per_s: rate(out_s),
+            prefetch_bytes_per_s: rate(back_s),
+            offload_beside_compute_bytes_per_s: rate(out_beside_s),
+            prefetch_beside_compute_bytes_per_s: rate(back_beside_s),
+            contention_ns_per_byte: 1e9 * 0.5 * (out_cost_s + back_cost_s) / bytes as f64,
+        })
+    }
+
+    /// Seconds of one copy, alone and beside compute, and those that it costs compute.
+    fn way(&mut self, bytes: usize, way: Way) -> Result<(f64, f64, f64), CopyProbeError> {
+        let copies = (ROUND_BYTES / bytes).clamp(1, COPIES_MAX);
+        let device = Tensor::f_zeros([bytes as i64], (Kind::Uint8, self.device))?;
+        let factor = Tensor::f_rand([MATRIX, MATRIX], (Kind::Float, self.device))?;
+        let mut fastest = |copies, products| -> Result<f64, CopyProbeError> {
+            let mut fastest_s = f64::INFINITY;
+            for _ in 0..ROUNDS {
+                fastest_s = fastest_s.min(self.both(&device, bytes, copies, way, products, &factor)?);
+            }
+            Ok(fastest_s)
+        };
+        let alone_s = fastest(copies, 0)?;
+        // Half as long as the copies, then twice: the one shows what compute takes from copies, the other the reverse.
+        let product_s = fastest(0, 4)? / 4.0;
+        let products_in = |seconds: f64| ((seconds / product_s).ceil() as usize).clamp(1, 1000);
+        let beside_s = fastest(copies, products_in(alone_s / 2.0))?;
+        let many = products_in(2.0 * alone_s);
+        let (compute_s, both_s) = (fastest(0, many)?, fastest(copies, many)?);
+        let each = |seconds: f64| seconds / copies as f64;
+        let cost_s = each((both_s - compute_s).max(0.0));
+        Ok((each(alone_s), each(beside_s.max(alone_s)), cost_s))
+    }
+
+    /// Makes `copies` copies and, meanwhile, `products` products. Seconds until all is done.
+    fn both(
+        &mut self,
+        device: &Tensor,
+        bytes: usize,
+        copies: usize,
+        way: Way,
+        products: usize,
+        factor: &Tensor,
+    ) -> Result<f64, CopyProbeError> {
+        let start: *mut u8 = device.data_ptr().cast();
+        let mut kept = Vec::new();
+        if way == Way::Back && copies > 0 {
+            // SAFETY: the tensor lives, and nothing writes it until the copy has been waited for.
+            let (copy, ticket) = unsafe { self.engine.offload(&[DeviceBytes { start, bytes }], Tier::Host) }?;
+            self.engine.wait(&ticket)?;
+            kept.extend(copy);
+        }
+        self.engines.settle();
+        let started = Instant::now();
+        let mut tickets = Vec::with_capacity(copies);
+        for _ in 0..copies {
+            match way {
+                Way::Out => {
+                    // SAFETY: as above.
+                    let (copy, ticket) = unsafe { self.engine.offload(&[DeviceBytes { start, bytes }], Tier::Host) }?;
+                    kept.extend(copy);
+                    tickets.push(ticket);
+                }
+                Way::Back => {
+                    // SAFETY: nothing reads the tensor until the copies have been waited for; what they write is one
+                    // and the same.
+                    tickets.push(unsafe { self.engine.prefetch(&[(&kept[0], start)]) }?);
+                }
+            }
+        }
+        for _ in 0..products {
+            drop(factor.f_mm(factor)?);
+        }
+        tickets.iter().try_for_each(|ticket| self.engine.wait(ticket))?;
+        self.engines.settle();
+        let elapsed_s = started.elapsed().as_secs_f64();
+        kept.into_iter().for_each(|copy| self.engine.free(copy));
+        Ok(elapsed_s)
+    }
+}

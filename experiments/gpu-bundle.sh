@@ -1,0 +1,26 @@
+#!/bin/sh
+# Packs what a machine with a GPU needs to check everything: gpu-bundle.sh BINARY ARCHIVE
+set -eu
+binary=$1
+archive=$2
+size_max=$((40 << 20))
+here=$(dirname "$0")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bundle=$work/plimsoll-gpu
+mkdir -p "$bundle/policies"
+strip --strip-all -o "$bundle/plimsoll" "$binary"
+install -m 755 "$here/gpu-check.sh" "$bundle/gpu-check"
+cp -r "$here/../configs" "$here/../LICENSE-APACHE" "$here/../LICENSE-MIT" "$bundle/"
+for policy in "$here"/../demo/*.policy; do
+    if [ -e "$policy" ]; then
+        cp "$policy" "$bundle/policies/"
+    fi
+done
+tar --create --xz --owner=0 --group=0 --file "$archive" --directory "$work" plimsoll-gpu
+size=$(wc -c < "$archive")
+if [ "$size" -gt "$size_max" ]; then
+    echo "gpu-bundle: $archive has $size bytes, at most $size_max are allowed" >&2
+    exit 1
+fi
+echo "$archive: $size bytes"

@@ -1,0 +1,190 @@
+//! `plimsoll gpu-check`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use plimsoll_env::device::{CudaDevice, DeviceName, cuda_devices};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::train::command_line;
+use crate::gpu_check::{Deadline, Findings, Part, Request, Step, member, schedule};
+use crate::results::write_json;
+
+/// How often a part is looked after.
+const PAUSE: Duration = Duration::from_millis(50);
+/// What a part is given beyond its time to write what it has found.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Flags.
+#[derive(Args)]
+pub struct Arguments {
+    /// Where the results go
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Minutes that the whole may take
+    #[arg(long, default_value_t = 8.0, value_name = "N")]
+    minutes: f64,
+    /// Where loops run: cuda, cuda:N, or cpu to try the check itself on tiny loops
+    #[arg(long, default_value = "cuda", value_name = "DEVICE")]
+    device: DeviceName,
+    /// Check these parts alone; may be given several times
+    #[arg(long, value_name = "PART")]
+    part: Vec<Part>,
+    /// A learned policy to compare beside the baselines; may be given several times
+    #[arg(long, value_name = "FILE")]
+    policy: Vec<PathBuf>,
+    /// The Python that has PyTorch
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    python: String,
+    /// Run one part on this loop, in this process
+    #[arg(long, hide = true, requires = "until")]
+    member: Option<String>,
+    /// When that part is to end, in seconds of Unix time
+    #[arg(long, hide = true)]
+    until: Option<u64>,
+}
+
+/// All that a check found.
+#[derive(Serialize)]
+struct Report {
+    command: String,
+    version: &'static str,
+    device: String,
+    cuda_devices: Vec<CudaDevice>,
+    processor_cores: usize,
+    minutes: f64,
+    steps: Vec<StepReport>,
+}
+
+/// What one step came to.
+#[derive(Serialize)]
+struct StepReport {
+    part: Part,
+    member: &'static str,
+    /// `done`, or why not.
+    outcome: String,
+    seconds: f64,
+    found: Value,
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    if !(arguments.minutes > 0.0 && arguments.minutes <= 1e4) {
+        bail!("--minutes: must be above 0 and at most 10000, is {}", arguments.minutes);
+    }
+    match (&arguments.member, &arguments.part[..], arguments.until) {
+        (Some(name), [part], Some(until)) => run_step(&arguments, *part, name, Deadline::at_unix_s(until)),
+        (Some(_), ..) => bail!("--member: expected one --part and --until with it"),
+        (None, ..) => run_all(&arguments),
+    }
+}
+
+/// One step, in a process of its own.
+fn run_step(arguments: &Arguments, part: Part, name: &str, deadline: Deadline) -> anyhow::Result<()> {
+    let member = member(name).with_context(|| format!("--member {name}: there is no such loop"))?;
+    let request = Request {
+        device: arguments.device,
+        out: arguments.out.clone(),
+        deadline,
+        python: arguments.python.clone(),
+        policies: arguments.policy.clone(),
+    };
+    part.run(&request, &member, &mut Findings::at(findings_path(&arguments.out, part, name)))
+}
+
+fn findings_path(out: &Path, part: Part, member: &str) -> PathBuf {
+    out.join(format!("{}-{member}.json", part.name()))
+}
+
+fn run_all(arguments: &Arguments) -> anyhow::Result<()> {
+    // Before anything is written: a machine without the device gets one clear line.
+    arguments.device.check()?;
+    std::fs::create_dir_all(&arguments.out).with_context(|| format!("--out {}", arguments.out.display()))?;
+    let whole = Duration::from_secs_f64(60.0 * arguments.minutes);
+    let end = Deadline::after(whole);
+    let mut report = Report {
+        command: command_line(),
+        version: env!("CARGO_PKG_VERSION"),
+        device: arguments.device.to_string(),
+        cuda_devices: cuda_devices().unwrap_or_default(),
+        processor_cores: std::thread::available_parallelism().map_or(1, usize::from),
+        minutes: arguments.minutes,
+        steps: Vec::new(),
+    };
+    let path = arguments.out.join("gpu-check.json");
+    for step in schedule(arguments.device, &arguments.part) {
+        let time = end.left().min(whole.mul_f64(step.share_max));
+        let done = if time.is_zero() { skipped(step) } else { watched(arguments, step, time)? };
+        eprintln!("{} on {}: {} ({:.0} s)", done.part.name(), done.member, done.outcome, done.seconds);
+        report.steps.push(done);
+        write_json(&path, &report)?;
+    }
+    println!("{}", path.display());
+    let undone = report.steps.iter().filter(|step| step.outcome != "done").count();
+    if undone > 0 {
+        bail!("{undone} of {} steps were not done; {} says why", report.steps.len(), path.display());
+    }
+    Ok(())
+}
+
+fn skipped(Step { part, member, .. }: Step) -> StepReport {
+    StepReport { part, member, outcome: "no time was left".to_owned(), seconds: 0.0, found: Value::Null }
+}
+
+/// Runs a step in a process of its own, and ends it when its time is over.
+fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<StepReport> {
+    let Step { part, member, .. } = step;
+    let found_at = findings_path(&arguments.out, part, member);
+    // What an earlier check left.
+    let _ = std::fs::remove_file(&found_at);
+    let mut command = Command::new(std::env::current_exe().context("this program's own path")?);
+    command.args(["gpu-check", "--device", &arguments.device.to_string(), "--python", &arguments.python]);
+    command.args(["--part", &part.name(), "--member", member]);
+    command.args(["--until", &Deadline::after(time).unix_s().to_string()]).arg("--out").arg(&arguments.out);
+    for policy in &arguments.policy {
+        command.arg("--policy").arg(policy);
+    }
+    // So that matrix products give the same bits in every run.
+    command.env("CUBLAS_WORKSPACE_CONFIG", ":4096:8").stdin(Stdio::null()).stdout(Stdio::null());
+    let complaints_at = arguments.out.join("stderr.txt");
+    command.stderr(std::fs::File::create(&complaints_at).with_context(|| complaints_at.display().to_string())?);
+    let started = Instant::now();
+    let mut child = command.spawn().context("starting a step")?;
+    let ended = wait(&mut child, time + GRACE)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let complaints = std::fs::read(&complaints_at).unwrap_or_default();
+    let _ = std::fs::remove_file(&complaints_at);
+    let found = Findings::read(&found_at);
+    let _ = std::fs::remove_file(&found_at);
+    let outcome = match ended {
+        None => "ended by force, its time was over".to_owned(),
+        Some(status) if status.success() => "done".to_owned(),
+        Some(status) => format!("{status}: {}", last_line(&String::from_utf8_lossy(&complaints))),
+    };
+    Ok(StepReport { part, member, outcome, seconds, found })
+}
+
+/// The line that says what went wrong: ours where there is one.
+fn last_line(text: &str) -> &str {
+    let ours = text.lines().rev().find(|line| line.starts_with("plimsoll: "));
+    ours.or_else(|| text.lines().rev().find(|line| !line.trim().is_empty())).unwrap_or("it said nothing")
+}
+
+fn wait(child: &mut Child, time: Duration) -> anyhow::Result<Option<ExitStatus>> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if started.elapsed() > time {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,72 @@
+//! `plimsoll probe`.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use clap::Args;
+use plimsoll_env::device::{DeviceName, cuda_devices};
+use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
+use plimsoll_env::hardware::{CopyTable, HardwareProfile};
+use plimsoll_runtime::file::{require_writable, write_whole};
+
+use crate::results::write_json;
+use crate::table::Table;
+
+/// Flags.
+#[derive(Args)]
+pub struct Arguments {
+    /// What to measure: cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: DeviceName,
+    /// The machine's name in the file
+    #[arg(long, value_name = "NAME")]
+    name: String,
+    /// Where to write the description [default: configs/hardware/NAME.toml]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Where to write the table of copies as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let plain = !arguments.name.is_empty()
+        && arguments.name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-');
+    ensure!(plain, "--name {}: expected letters, digits and hyphens", arguments.name);
+    let out = arguments.out.unwrap_or_else(|| PathBuf::from(format!("configs/hardware/{}.toml", arguments.name)));
+    require_writable(&out)?;
+    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
+    let device = arguments.device.open()?;
+    let engines = Engines::open(arguments.device, PAGE_LOCKED_LIMIT_BYTES)?;
+    let copies = CopyTable::measure(&engines, device, &CopyTable::SIZES)?;
+    let profile = HardwareProfile::measure(&arguments.name, device, &engines, copies.link())?;
+    let machine = match arguments.device {
+        DeviceName::Cpu => "this machine's processor".to_owned(),
+        DeviceName::Cuda(ordinal) => cuda_devices()?[ordinal].name.clone(),
+    };
+    write_whole(&out, profile.to_toml(&format!("{machine}, as `plimsoll probe` measured it.")).as_bytes())?;
+    if let Some(path) = &arguments.json {
+        write_json(path, &copies)?;
+    }
+    print(&copies);
+    println!("{}: {machine}", out.display());
+    Ok(())
+}
+
+fn print(copies: &CopyTable) {
+    let mut table =
+        Table::new(["KiB", "out GB/s", "back GB/s", "out beside compute", "back beside compute", "ns/byte"]);
+    let rate = |bytes_per_s: f64| format!("{:.2}", bytes_per_s / 1e9);
+    for rates in &copies.rates {
+        table.row([
+            (rates.bytes >> 10).to_string(),
+            rate(rates.offload_bytes_per_s),
+            rate(rates.prefetch_bytes_per_s),
+            rate(rates.offload_beside_compute_bytes_per_s),
+            rate(rates.prefetch_beside_compute_bytes_per_s),
+            format!("{:.4}", rates.contention_ns_per_byte),
+        ]);
+    }
+    print!("{table}");
+}

@@ -1,0 +1,212 @@
+//! Makespan and peak of every policy at every budget, each planned iteration beside an untouched one; the trace, and a
+//! plan's timetable for Perfetto.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use plimsoll_env::Instance;
+use plimsoll_env::real::{Measurement, run_plan_with};
+use plimsoll_env::recording::record;
+use plimsoll_env::workload::Workload;
+use plimsoll_runtime::file::write_whole;
+use plimsoll_runtime::timetable::Timetable;
+use plimsoll_runtime::{ActionSet, Decided, Lineage, Timeline, Trace};
+use serde::Serialize;
+
+use super::{Bed, Findings, Request};
+use crate::chosen::{Chosen, DECODES};
+use crate::chrome::{Subject, chrome_trace};
+use crate::results::PointResult;
+
+/// Iterations that a trace is made of.
+const RECORDED: usize = 3;
+/// Planned iterations of every point, beside as many untouched ones.
+const MEASURED: usize = 3;
+/// Budgets as shares of the keep-all peak.
+const RATIOS: [f64; 4] = [0.6, 0.45, 0.8, 0.3];
+/// Baselines, most telling first; learned policies come before them.
+const BASELINES: [&str; 13] = [
+    "capuchin",
+    "dtr",
+    "vdnn-all",
+    "chen",
+    "dtr-swap",
+    "superneurons",
+    "cheapest",
+    "lru",
+    "dtr-eq",
+    "dtr-local",
+    "msps",
+    "largest",
+    "megengine",
+];
+
+/// A policy at a budget, with what only a device of its own memory has to say.
+#[derive(Serialize)]
+struct Point {
+    ratio: f64,
+    #[serde(flatten)]
+    result: PointResult,
+    /// Whether every planned iteration went as its schedule says.
+    followed: bool,
+    /// Measured less predicted.
+    peak_error_bytes: i64,
+    /// What the caching allocator had of the device at most.
+    reserved_peak_bytes: u64,
+    /// Waits of the host for copies, and pieces of page-locked memory it had to get, once the first iteration was over.
+    host_waits_and_allocations: Option<(u64, u64)>,
+}
+
+/// Everything evicted that may be, whatever it costs.
+struct Everything {
+    name: &'static str,
+    actions: ActionSet,
+}
+
+const EVERYTHING: [Everything; 2] = [
+    Everything { name: "recompute-all", actions: ActionSet { swap: false, recompute: true } },
+    Everything { name: "swap-all", actions: ActionSet { swap: true, recompute: false } },
+];
+
+/// Runs the part.
+pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
+    let mut workload = bed.workload()?;
+    bed.session.reset_device_peak();
+    let (trace, _) = record(bed.session, workload.as_mut(), RECORDED, &format!("{:?}", bed.device))?;
+    findings.set("keep_all_peak_bytes", trace.peak_bytes)?;
+    findings.set("keep_all_device_counts", format!("{:?}", bed.session.device_counts()))?;
+    findings.set("recorded_makespan_ns", trace.makespan_ns)?;
+    findings.set("operators", trace.operators.len())?;
+    save_trace(&trace, &request.out)?;
+    let link = bed.link()?;
+    findings.set("link", link)?;
+    let lineage = Arc::new(Lineage::of(&trace));
+    let keep_all_ns = lineage.keep_all_makespan_ns();
+    let mut instance =
+        Instance { lineage, link, budget_bytes: u64::MAX, actions: ActionSet::ALL, trace: Arc::new(trace) };
+
+    let keep_all = Chosen::parse("keep-all")?;
+    let mut bench = Bench { bed, workload: workload.as_mut(), keep_all_ns };
+    bench.measure(&instance, 1.0, "keep-all", &keep_all.plan(instance.problem(), 0), findings)?;
+    for Everything { name, actions } in EVERYTHING {
+        let unlimited = Instance { budget_bytes: 0, actions, ..instance.clone() };
+        let mut decided = Chosen::parse("largest")?.plan(unlimited.problem(), 0);
+        // No budget that it is held to: what such a plan needs, and may use.
+        let needed = Instance { budget_bytes: decided.planned.prediction.peak_bytes, ..unlimited };
+        let mut timeline = Timeline::new(&needed.trace, &needed.lineage, link);
+        decided.planned.prediction = timeline.schedule(&decided.planned.plan, needed.budget_bytes).1;
+        bench.measure(&needed, 0.0, name, &decided, findings)?;
+    }
+    let mut drawn = false;
+    for policy in policies(request)? {
+        for ratio in RATIOS {
+            if request.deadline.is_over() {
+                return findings.set("cut_short", true);
+            }
+            instance.budget_bytes = (ratio * instance.trace.peak_bytes as f64) as u64;
+            let decided = policy.plan(instance.problem(), DECODES);
+            if !drawn && decided.planned.fits() {
+                draw(&instance, &decided, policy.name(), &request.out)?;
+                drawn = true;
+            }
+            bench.measure(&instance, ratio, policy.name(), &decided, findings)?;
+        }
+    }
+    Ok(())
+}
+
+/// Learned policies of this loop's family, then baselines.
+fn policies(request: &Request) -> anyhow::Result<Vec<Chosen>> {
+    let learned = request.policies.iter().map(|path| Chosen::parse(&path.to_string_lossy()));
+    learned.chain(BASELINES.iter().map(|name| Chosen::parse(name))).collect()
+}
+
+/// What points are measured with.
+struct Bench<'a> {
+    bed: &'a Bed<'a>,
+    workload: &'a mut dyn Workload,
+    keep_all_ns: u64,
+}
+
+impl Bench<'_> {
+    /// Measures a point; what goes wrong on the way is a finding like any other.
+    fn measure(
+        &mut self,
+        instance: &Instance,
+        ratio: f64,
+        policy: &str,
+        decided: &Decided,
+        findings: &mut Findings,
+    ) -> anyhow::Result<()> {
+        let mut result = PointResult::planned(policy, &instance.problem(), false, decided);
+        let budgeted = (0.0..1.0).contains(&ratio) && ratio > 0.0;
+        if budgeted && !result.feasible {
+            return findings.push("infeasible", format!("{policy} at {ratio}"));
+        }
+        match self.run(instance, decided) {
+            Ok((measured, waits)) => {
+                result.measure(&measured, self.keep_all_ns);
+                let peak_error_bytes = measured.peak_bytes as i64 - result.predicted.peak_bytes as i64;
+                let followed = measured.reports.iter().all(|report| report.followed);
+                let reserved_peak_bytes = self.bed.session.device_counts().reserved_peak_bytes;
+                let host_waits_and_allocations = waits;
+                findings.push(
+                    "points",
+                    Point {
+                        ratio,
+                        result,
+                        followed,
+                        peak_error_bytes,
+                        reserved_peak_bytes,
+                        host_waits_and_allocations,
+                    },
+                )
+            }
+            Err(error) => findings.push("failures", format!("{policy} at {ratio}: {error:#}")),
+        }
+    }
+
+    fn run(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<(Measurement, Option<(u64, u64)>)> {
+        let Bed { session, engines, .. } = self.bed;
+        let plan = &decided.planned.plan;
+        // The first planned iteration gets page-locked memory, which later ones use again.
+        run_plan_with(engines.engine(None)?, *session, self.workload, instance, plan, 1, false)?;
+        session.empty_device_cache()?;
+        session.reset_device_peak();
+        let before = engines.host_waits_and_allocations();
+        let measured = run_plan_with(engines.engine(None)?, *session, self.workload, instance, plan, MEASURED, true)?;
+        let after = engines.host_waits_and_allocations();
+        let since = before.zip(after).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
+        Ok((measured, since))
+    }
+}
+
+fn gzip(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes)?;
+    Ok(encoder.finish()?)
+}
+
+/// Compressed, for training elsewhere.
+fn save_trace(trace: &Trace, out: &Path) -> anyhow::Result<()> {
+    let path = out.join(format!("{}.plimsoll", trace.workload));
+    trace.save(&path)?;
+    let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+    write_whole(&out.join(format!("{}.plimsoll.gz", trace.workload)), &gzip(&bytes)?)?;
+    std::fs::remove_file(&path).with_context(|| path.display().to_string())
+}
+
+/// The timetable of a plan, for Perfetto.
+fn draw(instance: &Instance, decided: &Decided, policy: &str, out: &Path) -> anyhow::Result<()> {
+    let (trace, lineage, link) = (&*instance.trace, &*instance.lineage, instance.link);
+    let (schedule, _) = Timeline::new(trace, lineage, link).schedule(&decided.planned.plan, instance.budget_bytes);
+    let timetable = Timetable::of(trace, lineage, &schedule, link);
+    let subject = Subject { trace, policy, budget_bytes: instance.budget_bytes };
+    let text = serde_json::to_vec(&chrome_trace(&subject, &timetable))?;
+    write_whole(&out.join(format!("{}.perfetto.json.gz", trace.workload)), &gzip(&text)?)?;
+    Ok(())
+}

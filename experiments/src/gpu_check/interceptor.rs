@@ -1,0 +1,66 @@
+//! What the interceptor costs: the loop left alone beside the loop under Plimsoll with nothing to evict.
+
+use std::time::Instant;
+
+use plimsoll_env::recording::record;
+use plimsoll_runtime::torch::{Executor, IterationReport};
+use plimsoll_runtime::{Lineage, Plan, Timeline};
+use serde::Serialize;
+
+use super::{Bed, Findings};
+
+/// Rounds of one iteration each; the first few warm up.
+const ROUNDS: usize = 12;
+const WARM_UP: usize = 2;
+
+#[derive(Serialize)]
+struct Cost {
+    operators: usize,
+    plain_ns: u64,
+    /// Every operator is checked against the trace, and a plan is carried out that keeps everything.
+    keep_all_ns: u64,
+    overhead: f64,
+    per_operator_ns: f64,
+}
+
+/// Runs the part.
+pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
+    let mut workload = bed.workload()?;
+    let (trace, _) = record(bed.session, workload.as_mut(), 3, &format!("{:?}", bed.device))?;
+    let lineage = Lineage::of(&trace);
+    let keep_all = Plan::keep_all(lineage.windows().len());
+    let (schedule, _) = Timeline::new(&trace, &lineage, bed.link()?).schedule(&keep_all, u64::MAX);
+    let engine = bed.engines.engine(None)?;
+    let mut executor = Executor::new(bed.session, &trace, &lineage, &keep_all, schedule, engine);
+    let (mut plain, mut watched) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        bed.engines.settle();
+        let started = Instant::now();
+        workload.iteration()?;
+        bed.engines.settle();
+        let plain_ns = started.elapsed().as_nanos() as u64;
+        let started = Instant::now();
+        let (loss, IterationReport { deviation, .. }) = executor.iteration(|| workload.iteration())?;
+        loss?;
+        bed.engines.settle();
+        let watched_ns = started.elapsed().as_nanos() as u64;
+        // An iteration that nobody saw lies between: the first one after it only finds its storages again.
+        if let Some(why) = deviation {
+            findings.push("deviations", why)?;
+        }
+        if round >= WARM_UP {
+            plain.push(plain_ns);
+            watched.push(watched_ns);
+        }
+    }
+    let (plain_ns, keep_all_ns) = (median(plain), median(watched));
+    let operators = trace.operators.len();
+    let more_ns = keep_all_ns as f64 - plain_ns as f64;
+    let (overhead, per_operator_ns) = (more_ns / plain_ns as f64, more_ns / operators as f64);
+    findings.set("cost", Cost { operators, plain_ns, keep_all_ns, overhead, per_operator_ns })
+}
+
+fn median(mut values: Vec<u64>) -> u64 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}

@@ -1,0 +1,90 @@
+//! A loop that really runs out of its device's memory, and finishes under a budget.
+
+use anyhow::{Context, bail};
+use plimsoll_runtime::torch::{Budget, Runtime};
+use serde::Serialize;
+
+use super::{Bed, Findings};
+
+/// Iterations of every run.
+const ITERATIONS: usize = 5;
+/// Of what the loop reserves untouched, it is left so much.
+const SHARE_LEFT: f64 = 0.75;
+/// Of what it is left, the budget takes so much: blocks are a little larger than what was asked for, and lie in pieces.
+const BUDGET_SHARE: f64 = 0.9;
+
+#[derive(Serialize)]
+struct UnderBudget {
+    limit_bytes: u64,
+    budget_bytes: u64,
+    peak_bytes: u64,
+    reserved_peak_bytes: u64,
+    refused_at_first: u64,
+    iterations: usize,
+    losses_identical: bool,
+}
+
+/// Runs the part.
+pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
+    if bed.is_cpu() {
+        return findings.set("not_run", "libtorch does not bound what a program takes of the CPU's memory");
+    }
+    let untouched = losses(bed)?;
+    let reserved_bytes = bed.session.device_counts().reserved_peak_bytes;
+    findings.set("untouched_reserved_bytes", reserved_bytes)?;
+    bed.session.empty_device_cache()?;
+    let total_bytes = total_memory_bytes(bed)?;
+    let limit_bytes = (SHARE_LEFT * reserved_bytes as f64) as u64;
+    bed.session.set_device_share(limit_bytes as f64 / total_bytes as f64)?;
+    let plain = losses(bed);
+    findings.set(
+        "plain_loop_within_the_limit",
+        match &plain {
+            Ok(_) => "fits: the limit is too generous to show anything".to_owned(),
+            Err(error) => format!("{error:#}").lines().next().unwrap_or_default().to_owned(),
+        },
+    )?;
+    bed.session.empty_device_cache()?;
+    bed.session.reset_device_peak();
+    let budget_bytes = (BUDGET_SHARE * limit_bytes as f64) as u64;
+    let mut runtime = Runtime::builder()
+        .baseline("dtr")
+        .budget(Budget::bytes(budget_bytes))
+        .engine(bed.engines.engine(None)?)
+        .link(bed.link()?)
+        .build()?;
+    let mut workload = bed.workload()?;
+    let mut found = Vec::new();
+    for _ in 0..ITERATIONS {
+        let _iteration = runtime.iteration();
+        found.push(workload.iteration()?);
+    }
+    let counts = bed.session.device_counts();
+    findings.set(
+        "under_budget",
+        UnderBudget {
+            limit_bytes,
+            budget_bytes,
+            peak_bytes: runtime.report().peak_bytes,
+            reserved_peak_bytes: counts.reserved_peak_bytes,
+            refused_at_first: counts.retried,
+            iterations: found.len(),
+            losses_identical: found.iter().zip(&untouched).all(|(a, b)| a.to_bits() == b.to_bits()),
+        },
+    )?;
+    if plain.is_ok() {
+        bail!("the plain loop fits within {limit_bytes} bytes");
+    }
+    Ok(())
+}
+
+fn losses(bed: &Bed<'_>) -> anyhow::Result<Vec<f64>> {
+    let mut workload = bed.workload()?;
+    Ok((0..ITERATIONS).map(|_| workload.iteration()).collect::<Result<_, _>>()?)
+}
+
+fn total_memory_bytes(bed: &Bed<'_>) -> anyhow::Result<u64> {
+    let tch::Device::Cuda(ordinal) = bed.device else { bail!("{:?} has no memory of its own", bed.device) };
+    let devices = plimsoll_env::device::cuda_devices()?;
+    Ok(devices.get(ordinal).context("the device is there")?.total_memory_bytes)
+}

@@ -1,0 +1,192 @@
+//! Proves on a device, in one command, what has not been measured there: bits, budgets, time, memory that runs out.
+//!
+//! A check is a list of parts by importance. Each part of each loop runs in a process of its own, because a device's
+//! errors are final for the process that meets them; it writes what it has found after every step, so what was cut short
+//! still counts. Which parts there are and how long each may take is `schedule.rs`; what they measure is a file each.
+
+mod compare;
+mod identity;
+mod interceptor;
+mod members;
+mod memory;
+mod pytorch;
+mod schedule;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow};
+use clap::ValueEnum;
+use plimsoll_env::device::DeviceName;
+use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
+use plimsoll_env::hardware::CopyTable;
+use plimsoll_env::workload::Workload;
+use plimsoll_runtime::Link;
+use plimsoll_runtime::torch::settings::set_deterministic;
+use plimsoll_runtime::torch::{HostEngine, Session};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tch::Device;
+
+pub use members::{Member, member};
+pub use schedule::{Step, schedule};
+
+use crate::results::write_json;
+
+/// What is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Losses and parameters are those of the untouched loop, bit for bit, and budgets are held
+    Identity,
+    /// A loop that runs out of memory finishes under a budget
+    Memory,
+    /// Makespan and peak of every policy at every budget
+    Compare,
+    /// What plain PyTorch takes, with recompute and with offloading of its own
+    Pytorch,
+    /// What the interceptor costs
+    Interceptor,
+}
+
+impl Part {
+    /// The name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().expect("none is hidden").get_name().to_owned()
+    }
+
+    /// Runs this part of the check on a member and writes to `findings`.
+    pub fn run(self, request: &Request, member: &Member, findings: &mut Findings) -> anyhow::Result<()> {
+        match self {
+            Part::Identity => identity::run(&Bed::open(request, member, true)?, findings),
+            Part::Memory => memory::run(&Bed::open(request, member, true)?, findings),
+            Part::Compare => compare::run(&Bed::open(request, member, false)?, request, findings),
+            Part::Pytorch => pytorch::run(request, findings),
+            Part::Interceptor => interceptor::run(&Bed::open(request, member, false)?, findings),
+        }
+    }
+}
+
+/// What a part is asked to do.
+pub struct Request {
+    /// Where.
+    pub device: DeviceName,
+    /// Where its files go.
+    pub out: PathBuf,
+    /// When it is to stop.
+    pub deadline: Deadline,
+    /// The Python that has PyTorch.
+    pub python: String,
+    /// Learned policies to compare beside the baselines.
+    pub policies: Vec<PathBuf>,
+}
+
+/// When to begin nothing more.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(pub SystemTime);
+
+impl Deadline {
+    /// So far away.
+    pub fn after(time: Duration) -> Self {
+        Deadline(SystemTime::now() + time)
+    }
+
+    /// At so many seconds of Unix time.
+    pub fn at_unix_s(seconds: u64) -> Self {
+        Deadline(UNIX_EPOCH + Duration::from_secs(seconds))
+    }
+
+    /// In seconds of Unix time.
+    pub fn unix_s(self) -> u64 {
+        self.0.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    }
+
+    /// What is left.
+    pub fn left(self) -> Duration {
+        self.0.duration_since(SystemTime::now()).unwrap_or_default()
+    }
+
+    /// Whether nothing is left.
+    pub fn is_over(self) -> bool {
+        self.left().is_zero()
+    }
+}
+
+/// What a part has found so far: a JSON object that is on disk after every addition.
+pub struct Findings {
+    path: PathBuf,
+    found: Map<String, Value>,
+}
+
+impl Findings {
+    /// Nothing yet.
+    pub fn at(path: PathBuf) -> Self {
+        Findings { path, found: Map::new() }
+    }
+
+    /// Adds or replaces one finding.
+    pub fn set(&mut self, key: &str, value: impl Serialize) -> anyhow::Result<()> {
+        self.found.insert(key.to_owned(), serde_json::to_value(value)?);
+        self.write()
+    }
+
+    /// Adds to a list of findings.
+    pub fn push(&mut self, key: &str, value: impl Serialize) -> anyhow::Result<()> {
+        let list = self.found.entry(key).or_insert_with(|| Value::Array(Vec::new()));
+        list.as_array_mut().context("a list of findings")?.push(serde_json::to_value(value)?);
+        self.write()
+    }
+
+    fn write(&self) -> anyhow::Result<()> {
+        write_json(&self.path, &self.found)
+    }
+
+    /// What is on disk at `path`; an empty object where nothing is.
+    pub fn read(path: &Path) -> Value {
+        let text = std::fs::read(path).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_else(|_| Value::Object(Map::new()))
+    }
+}
+
+/// What loops are run on.
+struct Bed<'a> {
+    member: &'a Member,
+    device: Device,
+    session: Session,
+    engines: Engines,
+}
+
+impl<'a> Bed<'a> {
+    fn open(request: &Request, member: &'a Member, deterministic: bool) -> anyhow::Result<Self> {
+        let device = request.device.open()?;
+        let session = Session::install_on(device)?;
+        if device != Device::Cpu {
+            set_deterministic(deterministic);
+        }
+        let engines = Engines::open(request.device, PAGE_LOCKED_LIMIT_BYTES)?;
+        Ok(Bed { member, device, session, engines })
+    }
+
+    fn is_cpu(&self) -> bool {
+        self.device == Device::Cpu
+    }
+
+    /// A fresh loop: always the same one.
+    fn workload(&self) -> anyhow::Result<Box<dyn Workload>> {
+        let Member { name, config, manner, .. } = self.member;
+        // tch's layers panic where the device has no room for their parameters.
+        let built = std::panic::catch_unwind(|| config.build_as(name, self.device, SEED, *manner));
+        built.map_err(|_| anyhow!("{name}: its parameters could not be made"))?.with_context(|| name.to_string())
+    }
+
+    /// The link between the device and its slow tier, measured now.
+    fn link(&self) -> anyhow::Result<Link> {
+        match self.device {
+            Device::Cpu => Ok(HostEngine::probe()),
+            device => Ok(CopyTable::measure(&self.engines, device, &CopyTable::LINK_SIZES)?.link()),
+        }
+    }
+}
+
+/// Seed of every loop.
+const SEED: u64 = 1;

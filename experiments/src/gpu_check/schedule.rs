@@ -1,0 +1,54 @@
+//! Which parts are checked on which loops, in which order, and how much of the time each may take.
+
+use plimsoll_env::device::DeviceName;
+
+use super::Part;
+use super::members::{names, smallest};
+
+/// One part on one loop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The part.
+    pub part: Part,
+    /// The loop.
+    pub member: &'static str,
+    /// Most of the whole time that it may take.
+    pub share_max: f64,
+}
+
+/// The steps of a check on `device`, most important first; only `parts`, where any are named.
+///
+/// Shares add up to more than one: a step that is done early leaves its time to those after it.
+pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
+    let step = |part, member, share_max| Step { part, member, share_max };
+    let (members, [first, second]) = (names(device), smallest(device));
+    let mut steps = vec![
+        step(Part::Identity, first, 0.15),
+        step(Part::Identity, second, 0.15),
+        step(Part::Memory, first, 0.12),
+        step(Part::Compare, members[0], 0.2),
+        step(Part::Pytorch, members[0], 0.2),
+        step(Part::Compare, members[1], 0.15),
+        step(Part::Interceptor, first, 0.08),
+    ];
+    steps.extend(members[2..].iter().map(|member| step(Part::Compare, member, 0.15)));
+    steps.retain(|step| parts.is_empty() || parts.contains(&step.part));
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_come_first_and_every_loop_is_compared() {
+        for device in [DeviceName::Cpu, DeviceName::Cuda(0)] {
+            let steps = schedule(device, &[]);
+            assert_eq!(steps[0].part, Part::Identity);
+            for member in names(device) {
+                assert!(steps.iter().any(|step| step.part == Part::Compare && step.member == *member), "{member}");
+            }
+            assert!(schedule(device, &[Part::Memory]).iter().all(|step| step.part == Part::Memory));
+        }
+    }
+}

@@ -1,0 +1,337 @@
+#include "accelerator.h"
+
+#include "allocator.h"
+#include "entries.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/flat_hash_map.h>
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/headeronly/version.h>
+
+#include <mutex>
+
+namespace plimsoll {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+// Evictions that a refusal of the device itself is answered with before it is final.
+constexpr int kRetries = 16;
+
+struct Block {
+  uint64_t bytes;
+  uint32_t owner;
+};
+
+// What is allocated on the device, by address: what a header says on the host.
+class Blocks {
+ public:
+  void add(const void* start, uint64_t bytes) {
+    Guard guard(lock_);
+    blocks_[start] = {bytes, 0};
+  }
+  std::optional<Block> take(const void* start) {
+    Guard guard(lock_);
+    auto found = blocks_.find(start);
+    if (found == blocks_.end()) return {};
+    Block block = found->second;
+    blocks_.erase(found);
+    return block;
+  }
+  bool contains(const void* start) {
+    Guard guard(lock_);
+    return blocks_.find(start) != blocks_.end();
+  }
+  uint32_t owner(const void* start) {
+    Guard guard(lock_);
+    auto found = blocks_.find(start);
+    return found == blocks_.end() ? 0 : found->second.owner;
+  }
+  void set_owner(const void* start, uint32_t owner) {
+    Guard guard(lock_);
+    auto found = blocks_.find(start);
+    if (found != blocks_.end()) found->second.owner = owner;
+  }
+
+ private:
+  using Guard = std::lock_guard<ShortLock>;
+  ShortLock lock_;
+  ska::flat_hash_map<const void*, Block> blocks_;
+};
+
+Blocks& blocks() {
+  static auto* blocks = new Blocks();  // outlives every tensor
+  return *blocks;
+}
+
+caching::CUDAAllocator* native = nullptr;
+at::DeleterFnPtr native_deleter = nullptr;
+c10::DeviceIndex device_index = -1;
+void (*report_device_free)(uint32_t) = nullptr;
+
+// Called with the lock of the caching allocator held: books, and calls nothing of libtorch's.
+void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
+  using Event = c10::CachingDeviceAllocator::TraceEntry;
+  if (event.device_ != device_index) return;
+  const auto* start = reinterpret_cast<const void*>(event.addr_);
+  if (event.action_ == Event::ALLOC) {
+    blocks().add(start, event.size_);
+    book(event.size_);
+  } else if (event.action_ == Event::FREE_REQUESTED) {
+    auto block = blocks().take(start);
+    if (!block) return;  // from before the session
+    unbook(block->bytes);
+    if (block->owner) report_device_free(block->owner);
+  }
+}
+
+// Stands before the caching allocator: asks for room first, and passes everything on. What it returns is the caching
+// allocator's own, deleter included, so that libtorch treats it like any other.
+class AskingAllocator final : public caching::CUDAAllocator {
+ public:
+  at::DataPtr allocate(size_t bytes) override {
+    return asked(bytes, [&] { return native->allocate(bytes); });
+  }
+  void* raw_alloc(size_t bytes) override {
+    return asked(bytes, [&] { return native->raw_alloc(bytes); });
+  }
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
+    return asked(bytes, [&] { return native->raw_alloc_with_stream(bytes, stream); });
+  }
+
+  at::DeleterFnPtr raw_deleter() const override { return native->raw_deleter(); }
+  bool is_simple_data_ptr(const at::DataPtr& bytes) const override { return native->is_simple_data_ptr(bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override { native->copy_data(to, from, bytes); }
+  void raw_delete(void* start) override { native->raw_delete(start); }
+
+  bool initialized() override { return native->initialized(); }
+  void emptyCache(c10::MempoolId_t pool) override { native->emptyCache(pool); }
+  void recordStream(const at::DataPtr& bytes, c10::cuda::CUDAStream stream) override { native->recordStream(bytes, stream); }
+  void recordStream(const at::DataPtr& bytes, c10::Stream stream) override {
+    native->recordStream(bytes, c10::cuda::CUDAStream(stream));
+  }
+  caching::DeviceStats getDeviceStats(c10::DeviceIndex device) override { return native->getDeviceStats(device); }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { native->resetAccumulatedStats(device); }
+  void resetPeakStats(c10::DeviceIndex device) override { native->resetPeakStats(device); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override { return native->getMemoryInfo(device); }
+
+  void init(int devices) override { native->init(devices); }
+  double getMemoryFraction(c10::DeviceIndex device) override { return native->getMemoryFraction(device); }
+  void setMemoryFraction(double share, c10::DeviceIndex device) override { native->setMemoryFraction(share, device); }
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override {
+    return native->getExpandableSegmentSizes(device);
+  }
+  void enable(bool on) override { native->enable(on); }
+  bool isEnabled() const override { return native->isEnabled(); }
+  void cacheInfo(c10::DeviceIndex device, size_t* largest) override { native->cacheInfo(device, largest); }
+  void* getBaseAllocation(void* start, size_t* bytes) override { return native->getBaseAllocation(start, bytes); }
+  caching::SnapshotInfo snapshot(c10::MempoolId_t pool, bool traces) override { return native->snapshot(pool, traces); }
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+    native->beginAllocateToPool(device, pool, std::move(filter));
+  }
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override { native->endAllocateToPool(device, pool); }
+  void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override { native->releasePool(device, pool); }
+  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override { return native->getPoolUseCount(device, pool); }
+  void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool, std::shared_ptr<CUDAAllocator> allocator) override {
+    native->createOrIncrefPool(device, pool, std::move(allocator));
+  }
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool on) override { native->setUseOnOOM(device, pool, on); }
+  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override { native->setNoSplit(device, pool); }
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool, const std::unordered_set<void*>& expected) override {
+    return native->checkPoolLiveAllocations(device, pool, expected);
+  }
+  caching::ShareableHandle shareIpcHandle(void* start) override { return native->shareIpcHandle(start); }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return native->getIpcDevPtr(std::move(handle)); }
+  bool isHistoryEnabled() override { return native->isHistoryEnabled(); }
+  void recordHistory(bool on, caching::CreateContextFn context, size_t entries_max, caching::RecordContext when, bool clear,
+                     const std::vector<std::string>& skipped) override {
+    native->recordHistory(on, context, entries_max, when, clear, skipped);
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& annotation) override {
+    native->recordAnnotation(annotation);
+  }
+  void pushCompileContext(std::string& context) override { native->pushCompileContext(context); }
+  void popCompileContext() override { native->popCompileContext(); }
+  void setUserMetadata(const std::string& text) override { native->setUserMetadata(text); }
+  std::string getUserMetadata() override { return native->getUserMetadata(); }
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
+    native->attachOutOfMemoryObserver(std::move(observer));
+  }
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
+    native->attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override { native->enablePeerAccess(device, peer); }
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream,
+                          bool peers) override {
+    return native->memcpyAsync(to, to_device, from, from_device, bytes, stream, peers);
+  }
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t pool) override {
+    return native->getCheckpointState(device, pool);
+  }
+  caching::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device, std::shared_ptr<caching::AllocatorState> given) override {
+    return native->setCheckpointPoolState(device, std::move(given));
+  }
+  std::string name() override { return native->name(); }
+
+ private:
+  // Room under the line first. Where the device itself refuses, for its memory is in pieces or somebody else's, more is
+  // evicted than the line asks for, as long as that helps.
+  template <class Allocate>
+  auto asked(size_t bytes, Allocate allocate) -> decltype(allocate()) {
+    ask_for_room(bytes);
+    for (int tries = 0;; ++tries) {
+      try {
+        return allocate();
+      } catch (const c10::OutOfMemoryError&) {
+        if (tries == kRetries || !evict_more(bytes)) throw;
+      }
+    }
+  }
+};
+
+// The last operator's start and end on the device, each a mark in its stream.
+class DeviceClock {
+ public:
+  void switch_to(bool on) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    on_ = on && native;
+    if (on) used_ = 0;
+  }
+  void start() {
+    if (!on_) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (used_ == marks_.size()) marks_.emplace_back();
+    marks_[used_].start.record(stream());
+  }
+  void end() {
+    if (!on_) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    marks_[used_++].end.record(stream());
+  }
+  void take(std::vector<uint64_t>& cost_ns, std::vector<uint64_t>& gap_ns) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (used_) marks_[used_ - 1].end.synchronize();
+    for (size_t index = 0; index < used_; ++index) {
+      cost_ns.push_back(elapsed_ns(marks_[index].start, marks_[index].end));
+      gap_ns.push_back(index ? elapsed_ns(marks_[index - 1].end, marks_[index].start) : 0);
+    }
+    used_ = 0;
+  }
+
+ private:
+  struct Marks {
+    c10::Event start{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT}, end{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
+  };
+
+  static c10::Stream stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(counted_device()); }
+  static uint64_t elapsed_ns(const c10::Event& from, const c10::Event& to) {
+    return static_cast<uint64_t>(std::max(from.elapsedTime(to), 0.0) * 1e6);
+  }
+
+  std::mutex mutex_;
+  std::atomic<bool> on_{false};
+  size_t used_ = 0;
+  std::vector<Marks> marks_;  // kept: making them is slower than using them
+};
+
+DeviceClock& device_clock() {
+  static auto* clock = new DeviceClock();
+  return *clock;
+}
+
+// A block of its own must be counted to the byte, and be gone when it is freed.
+void check_that_all_is_told() {
+  constexpr size_t kBytes = 1000;
+  uint64_t before = live_bytes();
+  at::DataPtr probe = c10::GetAllocator(c10::kCUDA)->allocate(kBytes);
+  uint64_t during = live_bytes();
+  probe.clear();
+  TORCH_CHECK(during == before + kBytes && live_bytes() == before, "libtorch's CUDA allocator does not tell what it does: ",
+              kBytes, " bytes were counted as ", during - before, ", and ", live_bytes() - before, " after they were freed");
+}
+
+}  // namespace
+
+void install_accelerator(int32_t index, void (*on_free)(uint32_t)) {
+  constexpr int kMinorVersionShift = 48;
+  uint64_t found = aoti_torch_abi_version() >> kMinorVersionShift, expected = TORCH_ABI_VERSION >> kMinorVersionShift;
+  TORCH_CHECK(found == expected, "expected libtorch ", expected >> 8, ".", expected & 0xff, ", found ", found >> 8, ".",
+              found & 0xff);
+  void* symbol = dlsym(RTLD_DEFAULT, "_ZN3c104cuda20CUDACachingAllocator9allocatorE");
+  TORCH_CHECK(symbol, "libtorch's CUDA half is not loaded, or has no caching allocator");
+  auto* in_use = static_cast<std::atomic<caching::CUDAAllocator*>*>(symbol);
+  native = in_use->load();
+  TORCH_CHECK(native && native->initialized(), "libtorch's CUDA allocator is not in use yet");
+  device_index = static_cast<c10::DeviceIndex>(index);
+  report_device_free = on_free;
+  native_deleter = native->raw_deleter();
+  native->attachAllocatorTraceTracker(&told);
+  static auto* asking = new AskingAllocator();
+  in_use->store(asking);
+  c10::SetAllocator(c10::kCUDA, asking, 255);
+  c10::DeviceGuard on_device(counted_device());
+  check_that_all_is_told();
+}
+
+c10::Device counted_device() {
+  return native ? c10::Device(c10::kCUDA, device_index) : c10::Device(c10::kCPU);
+}
+
+bool is_on_accelerator(const at::DataPtr& bytes) {
+  if (!native || bytes.get_deleter() != native_deleter || bytes.device() != counted_device()) return false;
+  return !bytes.get() || blocks().contains(bytes.get());
+}
+
+void set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry) {
+  if (native && bytes.get() && bytes.get_deleter() == native_deleter) blocks().set_owner(bytes.get(), entry);
+}
+
+uint32_t accelerator_owner_of(const at::DataPtr& bytes) {
+  return native && bytes.get() && bytes.get_deleter() == native_deleter ? blocks().owner(bytes.get()) : 0;
+}
+
+AcceleratorBytes accelerator_bytes() {
+  if (!native) return {};
+  auto now = native->getDeviceStats(device_index);
+  auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto &allocated = now.allocated_bytes[all], &reserved = now.reserved_bytes[all];
+  auto bytes = [](int64_t counted) { return static_cast<uint64_t>(std::max<int64_t>(counted, 0)); };
+  return {bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current),
+          bytes(reserved.peak),     bytes(now.num_ooms),   bytes(now.num_alloc_retries)};
+}
+
+void reset_accelerator_peak() {
+  if (native) native->resetPeakStats(device_index);
+}
+
+void set_accelerator_share(double share) {
+  TORCH_CHECK(native, "the session counts no accelerator");
+  native->setMemoryFraction(share, device_index);
+}
+
+void empty_accelerator_cache() {
+  if (native) native->emptyCache({0, 0});
+}
+
+std::vector<uint8_t> host_copy(const c10::StorageImpl& storage) {
+  std::vector<uint8_t> copy(storage.nbytes());
+  auto size = static_cast<int64_t>(copy.size());
+  auto bytes = at::TensorOptions().dtype(at::kByte);
+  auto there = at::from_blob(const_cast<void*>(storage.data()), {size}, bytes.device(storage.device()));
+  at::from_blob(copy.data(), {size}, bytes).copy_(there);
+  return copy;
+}
+
+void time_on_accelerator(bool on) { device_clock().switch_to(on); }
+void accelerator_operator_starts() { device_clock().start(); }
+void accelerator_operator_ends() { device_clock().end(); }
+void take_accelerator_times(std::vector<uint64_t>& cost_ns, std::vector<uint64_t>& gap_ns) {
+  device_clock().take(cost_ns, gap_ns);
+}
+
+}  // namespace plimsoll

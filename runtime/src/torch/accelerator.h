@@ -1,0 +1,53 @@
+// The CUDA device that a session counts: its caching allocator asked before it allocates, and told of what it did; the
+// times of operators on the device itself.
+//
+// It needs neither CUDA's headers nor its libraries to be built: libtorch's CUDA half is found at run time.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace plimsoll {
+
+// What the caching allocator itself counts, in bytes.
+struct AcceleratorBytes {
+  uint64_t allocated_now, allocated_peak;  // blocks, each a little larger than what was asked for
+  uint64_t reserved_now, reserved_peak;    // what it has of the device
+  uint64_t failed, retried;                // allocations that the device refused for good, and at first
+};
+
+// Puts itself before the caching allocator of device `index`. Libtorch's CUDA half must be loaded and the device in use.
+// Throws where it is another libtorch than the one that this was compiled for, or its allocator does not tell all.
+void install_accelerator(int32_t index, void (*on_free)(uint32_t entry));
+
+// The device whose bytes are counted.
+c10::Device counted_device();
+
+// Whether the bytes came from the caching allocator since it was installed.
+bool is_on_accelerator(const at::DataPtr& bytes);
+// As set_owner() and owner_of(), for such bytes.
+void set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry);
+uint32_t accelerator_owner_of(const at::DataPtr& bytes);
+
+AcceleratorBytes accelerator_bytes();
+void reset_accelerator_peak();
+// Share of the device's memory that the caching allocator may take.
+void set_accelerator_share(double share);
+// Gives the memory that the caching allocator keeps for later back to the device.
+void empty_accelerator_cache();
+
+// The bytes of a storage, wherever they are, copied to the host.
+std::vector<uint8_t> host_copy(const c10::StorageImpl& storage);
+
+// Whether operators that are asked for times are timed by the device's own clock, in its own order.
+void time_on_accelerator(bool on);
+void accelerator_operator_starts();
+void accelerator_operator_ends();
+// How long each operator took since the last call, and how long the device did nothing of ours before it, in ns. Waits
+// for the last of them.
+void take_accelerator_times(std::vector<uint64_t>& cost_ns, std::vector<uint64_t>& gap_ns);
+
+}  // namespace plimsoll
