@@ -543,7 +543,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("toy.state");
         let straight = trained(7, 6, 2);
-        let mut interrupted = trained(7, 3, 2);
+        let interrupted = trained(7, 3, 2);
         interrupted.save(&path).unwrap();
         let mut resumed = Dqn::resume(&path, &config(), 7).unwrap();
         assert_eq!((&resumed.header, &resumed.memory), (&interrupted.header, &interrupted.memory));

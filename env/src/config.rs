@@ -1,7 +1,7 @@
 //! The configuration of a model family: its workloads, what an agent trains on, and what it is judged by.
 //!
 //! One TOML file per family, in `configs/`. Every mistake in it is one line that names file, line and key.
-//! The tables `[ppo]` and `[evolution]` belong to the agent and are only carried here.
+//! The tables `[ppo]`, `[evolution]`, `[imitation]` and `[dqn]` belong to the agent and are only carried here.
 
 mod error;
 mod keys;
@@ -118,6 +118,20 @@ struct EvolutionPart<P> {
     evolution: P,
 }
 
+/// The part of the file that belongs to imitation.
+#[derive(Deserialize)]
+struct ImitationPart<P> {
+    #[serde(default)]
+    imitation: P,
+}
+
+/// The part of the file that belongs to deep Q-learning.
+#[derive(Deserialize)]
+struct DqnPart<P> {
+    #[serde(default)]
+    dqn: P,
+}
+
 /// The part of the file that says how to read the rest.
 #[derive(Deserialize)]
 struct Head {
@@ -136,6 +150,10 @@ struct Document<W> {
     _ppo: serde::de::IgnoredAny,
     #[serde(default, rename = "evolution")]
     _evolution: serde::de::IgnoredAny,
+    #[serde(default, rename = "imitation")]
+    _imitation: serde::de::IgnoredAny,
+    #[serde(default, rename = "dqn")]
+    _dqn: serde::de::IgnoredAny,
     evaluation: Evaluation,
 }
 
@@ -187,6 +205,16 @@ impl FamilyConfig {
     /// The agent's own table `[evolution]`, as the agent reads it; the defaults where there is none.
     pub fn evolution<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
         Ok(self.part::<EvolutionPart<P>>()?.evolution)
+    }
+
+    /// The agent's own table `[imitation]`, as the agent reads it; the defaults where there is none.
+    pub fn imitation<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
+        Ok(self.part::<ImitationPart<P>>()?.imitation)
+    }
+
+    /// The agent's own table `[dqn]`, as the agent reads it; the defaults where there is none.
+    pub fn dqn<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
+        Ok(self.part::<DqnPart<P>>()?.dqn)
     }
 
     fn part<P: DeserializeOwned>(&self) -> Result<P, ConfigError> {

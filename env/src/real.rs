@@ -120,6 +120,16 @@ pub struct TorchEnvironment {
     iterations: usize,
     episode: Option<(Walk, f64)>,
     last: Option<Measurement>,
+    rewards: Vec<Rewards>,
+}
+
+/// What a finished episode earned.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rewards {
+    /// By what was predicted of its plan.
+    pub predicted: f64,
+    /// By what was measured: what the agent was given.
+    pub measured: f64,
 }
 
 impl TorchEnvironment {
@@ -128,13 +138,24 @@ impl TorchEnvironment {
     /// many untouched ones.
     pub fn new(
         session: Session,
-        mut workload: Box<dyn Workload>,
+        workload: Box<dyn Workload>,
         domain: Domain,
         iterations: usize,
     ) -> Result<Self, RealError> {
+        Self::recording(session, workload, |_| domain, iterations)
+    }
+
+    /// The same, with a domain that depends on the recorded keep-all peak, in bytes.
+    pub fn recording(
+        session: Session,
+        mut workload: Box<dyn Workload>,
+        domain: impl FnOnce(u64) -> Domain,
+        iterations: usize,
+    ) -> Result<Self, RealError> {
         let (trace, _) = record(session, workload.as_mut(), iterations.max(5), "cpu")?;
+        let domain = domain(trace.peak_bytes);
         let domain = Domain { traces: vec![Arc::new(trace)], cost_noise: 0.0, ..domain };
-        Ok(TorchEnvironment { session, workload, domain, iterations, episode: None, last: None })
+        Ok(TorchEnvironment { session, workload, domain, iterations, episode: None, last: None, rewards: Vec::new() })
     }
 
     /// The recorded iteration.
@@ -147,7 +168,13 @@ impl TorchEnvironment {
         self.last.as_ref()
     }
 
-    fn measure(&mut self, instance: &Instance, plan: &Plan) -> Result<Measurement, RealError> {
+    /// The rewards of the episodes that have finished since this was last asked.
+    pub fn take_rewards(&mut self) -> Vec<Rewards> {
+        std::mem::take(&mut self.rewards)
+    }
+
+    /// Runs `plan` as at the end of an episode.
+    pub fn measure(&mut self, instance: &Instance, plan: &Plan) -> Result<Measurement, RealError> {
         run_plan(self.session, self.workload.as_mut(), instance, plan, self.iterations, true, true)
     }
 }
@@ -170,12 +197,15 @@ impl Environment for TorchEnvironment {
         let (observation, reference_overhead) = (walk.observe(), *reference_overhead);
         let mut reward = 0.0;
         if terminated {
-            let (instance, plan) = (walk.instance().clone(), walk.plan().clone());
+            let (instance, plan, prediction) = (walk.instance().clone(), walk.plan().clone(), walk.prediction());
             let measured = self.measure(&instance, &plan)?;
             let keep_all_ns = measured.keep_all_makespan_ns.unwrap_or(self.trace().makespan_ns);
             let overhead = measured.makespan_ns as f64 / keep_all_ns as f64 - 1.0;
             let over_budget_bytes = measured.peak_bytes.saturating_sub(instance.budget_bytes);
-            reward = plan_reward(overhead, reference_overhead, over_budget_bytes, instance.budget_bytes);
+            let earned = |overhead, over| plan_reward(overhead, reference_overhead, over, instance.budget_bytes);
+            reward = earned(overhead, over_budget_bytes);
+            let predicted = earned(instance.overhead(&prediction), prediction.over_budget_bytes);
+            self.rewards.push(Rewards { predicted: predicted.into(), measured: reward.into() });
             self.last = Some(measured);
         }
         Ok(StepResult { observation, reward, terminated, truncated })

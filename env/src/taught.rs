@@ -26,9 +26,10 @@ pub struct TaughtEnvironment {
 }
 
 impl TaughtEnvironment {
-    /// An environment whose episodes are drawn from `domain`, and whose teacher's searches take so many evaluations.
-    pub fn new(domain: Arc<Domain>, evaluations: u64) -> Self {
-        TaughtEnvironment { inner: PredictedEnvironment::new(domain), evaluations, seed: None, taught: None }
+    /// An environment whose episodes are drawn from `domains`, each as likely as the others, and whose teacher's searches
+    /// take so many evaluations.
+    pub fn new(domains: Arc<[Domain]>, evaluations: u64) -> Self {
+        TaughtEnvironment { inner: PredictedEnvironment::new(domains), evaluations, seed: None, taught: None }
     }
 
     /// Makes the teacher's plan of the episode under way, if it is not made yet.

@@ -18,6 +18,7 @@ mod online;
 mod patient;
 mod progress;
 mod results;
+mod served;
 mod svg;
 mod table;
 mod tensorboard;
@@ -41,6 +42,12 @@ enum Command {
     Import(commands::import::Arguments),
     /// Train a policy for a model family
     Train(commands::train::Arguments),
+    /// Train a policy further on a running training loop, rewarded by what is measured
+    ///
+    /// The reward is the measured makespan and the measured peak of the real loop. At the end the policy that it started
+    /// from and the one that training led to take turns on the loop, and the start is kept unless the other is measured
+    /// faster by twice the standard error.
+    Finetune(commands::finetune::Arguments),
     /// Plan a recorded iteration under a budget, without running it
     Plan(commands::plan::Arguments),
     /// Compare a policy with the baselines, predicted and on the real loop
@@ -82,6 +89,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Record(arguments) => commands::record::run(arguments),
         Command::Import(arguments) => commands::import::run(arguments),
         Command::Train(arguments) => commands::train::run(arguments),
+        Command::Finetune(arguments) => commands::finetune::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Evaluate(arguments) => commands::evaluate::run(arguments),
         Command::Run(arguments) => commands::run::run(arguments),

@@ -10,7 +10,7 @@ use plimsoll_runtime::{PlanFile, PolicyFile, Trace};
 use plimsoll_tests::command::Bench;
 use serde_json::Value;
 
-const SUBCOMMANDS: [&str; 6] = ["record", "train", "plan", "evaluate", "run", "inspect"];
+const SUBCOMMANDS: [&str; 7] = ["record", "train", "finetune", "plan", "evaluate", "run", "inspect"];
 const BASELINES: [&str; 6] = ["keep-all", "chen", "vdnn-all", "dtr", "capuchin", "lru"];
 
 /// What every point of a result holds, by its JSON pointer.
@@ -192,6 +192,56 @@ fn train_writes_a_policy_that_inspect_explains() {
     assert_eq!(policy.provenance.quality["updates"], 3.0);
     let inspected = bench.succeed("inspect gpt.policy").stdout;
     assert!(inspected.contains("policy for the family gpt") && inspected.contains("seed 5"), "{inspected}");
+}
+
+#[test]
+fn every_algorithm_makes_a_policy_and_most_start_from_one() {
+    let bench = bench();
+    let text = std::fs::read_to_string(bench.path("gpt.toml")).unwrap();
+    let small = "\n[evolution]\npairs = 2\ninstances_per_update = 2\n\n[imitation]\ninstances_per_update = 2\n\
+                 teacher_evaluations = 50\n\n[dqn]\ninstances_per_update = 2\nsteps_per_update = 2\n";
+    bench.write("small.toml", text + small);
+    let line = "train --config small.toml --updates 2 --logdir runs --link 500MB/s";
+    let quality = |name: &str| PolicyFile::load(bench.path(name)).unwrap().provenance.quality;
+    for algorithm in ["imitation", "dqn"] {
+        bench.succeed(&format!("{line} --algorithm {algorithm} --out {algorithm}.policy"));
+        assert_eq!(quality(&format!("{algorithm}.policy"))["updates"], 2.0);
+    }
+    bench.succeed(&format!("{line} --algorithm evolution --from imitation.policy --out refined.policy"));
+    // Validated on the same episodes; the start is the first best.
+    let [before, after] = ["imitation.policy", "refined.policy"].map(|name| quality(name)["validation_return"]);
+    assert!(after >= before, "{after} after, {before} before");
+    let refused = bench.refuse(&format!("{line} --algorithm dqn --from gpt.policy --out never.policy"));
+    assert!(refused.contains("--from gpt.policy") && refused.contains("what choices are worth"), "{refused}");
+
+    assert!(!bench.path("never.policy").exists());
+}
+
+#[test]
+fn finetune_ends_with_the_start_or_with_what_was_measured_faster() {
+    let bench = bench();
+    let line = "finetune --config gpt.toml --workload gpt-tiny --from gpt.policy --link 500MB/s --budget 80% --updates 2 \
+                --iterations 1 --rounds 3 --seed 3";
+    for algorithm in ["evolution", "ppo"] {
+        let name = format!("tuned-{algorithm}.policy");
+        let stdout =
+            bench.succeed(&format!("{line} --algorithm {algorithm} --out {name} --logdir runs/{algorithm}")).stdout;
+        assert!(stdout.contains("by measurement"), "{stdout}");
+        let [start, tuned] = ["gpt.policy", &name].map(|name| PolicyFile::load(bench.path(name)).unwrap());
+        let quality = &tuned.provenance.quality;
+        let kept = quality["kept_the_start"] == 1.0;
+        assert_eq!(tuned.weights == start.weights, kept);
+        let (difference, error) = (quality["measured_difference"], quality["measured_difference_standard_error"]);
+        assert!(kept || difference < -2.0 * error, "{quality:?}");
+        assert!(quality["reward_gap_mean"] != 0.0, "what is measured is never what was predicted: {quality:?}");
+        let events = bench.files().into_iter().find(|file| file.starts_with(&format!("runs/{algorithm}/finetune-")));
+        let events = std::fs::read(bench.path(&events.expect("an event file"))).unwrap();
+        for tag in ["finetune/reward_gap", "finetune/measured_reward", "finetune/predicted_reward"] {
+            assert!(events.windows(tag.len()).any(|window| window == tag.as_bytes()), "{tag} is not logged");
+        }
+    }
+    let none = bench.refuse(&line.replace("80%", "120%").replace("--updates", "--out never.policy --updates"));
+    assert!(none.contains("needs no plan"), "{none}");
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use plimsoll_env::{Environment, Observation, PredictedEnvironment, StepResult, TorchEnvironment};
+use plimsoll_env::{
+    Environment, Observation, PredictedEnvironment, StepResult, Taught, TaughtEnvironment, TorchEnvironment,
+};
 use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::{Action, Choice};
 use plimsoll_tests::{Recorded, build, domain, one_at_a_time, session, shipped_workload};
@@ -106,6 +108,42 @@ fn the_predicted_environment() {
 }
 
 #[test]
+fn the_taught_environment() {
+    let _running = one_at_a_time();
+    let traces: Vec<_> =
+        ["gpt-tiny", "resnet-tiny"].map(|name| Arc::new(Recorded::of(&shipped_workload(name), 1).trace)).into();
+    let make = |steps_max| TaughtEnvironment::new(Arc::new([domain(traces.clone(), steps_max)]), 300);
+    keeps_the_contract(make);
+    let mut environment = make(STEPS_MAX);
+    let (mut guided, mut unguided, mut lessons) = (0.0, 0.0, 0);
+    for seed in 0..8 {
+        unguided += play(&mut environment, seed, |_| 0).reward;
+        let mut observation = reset(&mut environment, seed);
+        guided += loop {
+            let lesson = environment.lesson();
+            assert_eq!(lesson.len(), observation.candidates());
+            let right = choices(&observation).find(|choice| lesson[choice.candidate][slot(choice.action)]);
+            let told = lesson.as_flattened().iter().filter(|right| **right).count();
+            let lawful = choices(&observation).filter(|choice| lesson[choice.candidate][slot(choice.action)]).count();
+            assert_eq!(told, lawful, "what a teacher does is lawful");
+            lessons += usize::from(right.is_some());
+            let choice = right.unwrap_or_else(|| choices(&observation).next().unwrap());
+            let Ok(result) = environment.step(choice);
+            if result.terminated {
+                break result.reward;
+            }
+            observation = result.observation;
+        };
+    }
+    assert!(lessons > 8, "{lessons} pressure points were taught");
+    assert!(guided > unguided + 4.0, "guided {guided}, unguided {unguided}");
+}
+
+fn slot(action: Action) -> usize {
+    usize::from(action == Action::Recompute)
+}
+
+#[test]
 fn the_real_environment() {
     let _running = one_at_a_time();
     let make = |steps_max| {
@@ -121,4 +159,8 @@ fn the_real_environment() {
     assert!(measured.reports[0].followed && measured.makespan_ns > 0 && measured.keep_all_makespan_ns.is_some());
     assert!(measured.losses.iter().all(|loss| loss.is_finite()));
     assert!(measured.peak_bytes < environment.trace().peak_bytes, "the plan saves bytes");
+    let rewards = environment.take_rewards();
+    assert_eq!(rewards.len(), 1);
+    assert!(rewards[0].measured != rewards[0].predicted && rewards[0].predicted.is_finite(), "{rewards:?}");
+    assert!(environment.take_rewards().is_empty());
 }

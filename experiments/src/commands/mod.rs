@@ -5,6 +5,7 @@ pub mod behaviour;
 pub mod evaluate;
 pub mod export;
 pub mod gpu_check;
+pub mod finetune;
 pub mod held_out;
 pub mod import;
 pub mod inspect;

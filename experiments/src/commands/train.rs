@@ -8,12 +8,15 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::ProgressBar;
-use plimsoll_agent::{Evolution, EvolutionConfig, LearnsFrom, PpoConfig, Trainer, UpdateReport, greedy_return};
+use plimsoll_agent::{
+    Dqn, DqnConfig, Evolution, EvolutionConfig, Imitation, ImitationConfig, Learner, LearnsFrom, PpoConfig, Trainer,
+    UpdateReport, greedy_return,
+};
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
-use plimsoll_env::{Domain, PredictedEnvironment};
-use plimsoll_runtime::Trace;
+use plimsoll_env::{Domain, TaughtEnvironment};
 use plimsoll_runtime::policy_file::Provenance;
+use plimsoll_runtime::{PolicyFile, Trace};
 use serde_json::Value;
 
 use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS, bandwidth};
@@ -31,7 +34,7 @@ const TRACES_PER_VALIDATION: usize = 4;
 /// The machines with links from so much slower to so much faster than a profile's own.
 const LINK_SPREAD: f64 = 2.0;
 /// Steps after which an episode is truncated: far beyond any plan of the workloads at hand.
-const STEPS_MAX: usize = 4096;
+pub const STEPS_MAX: usize = 4096;
 
 /// Flags.
 #[derive(Args)]
@@ -42,9 +45,12 @@ pub struct Arguments {
     /// Where to write the policy; FILE.state and FILE.traces hold the training state and the traces beside it
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// How to learn: proximal policy optimisation, or evolution strategies on the same network
+    /// How to learn. Imitation is best refined: train with `--from` and another algorithm on what it gives
     #[arg(long, value_enum, default_value_t = Algorithm::Ppo, value_name = "NAME")]
     algorithm: Algorithm,
+    /// Start from the network of this policy, in place of a random one
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    from: Option<PathBuf>,
     /// Go on from FILE.state where an earlier call was interrupted
     #[arg(long)]
     resume: bool,
@@ -77,10 +83,14 @@ enum Algorithm {
     Ppo,
     /// Evolution strategies
     Evolution,
+    /// Imitation of plans that a search finds
+    Imitation,
+    /// Deep Q-learning with the state and the reward of DeepTM, to compare with
+    Dqn,
 }
 
 /// A learner for the environments at hand.
-type Pupil = dyn LearnsFrom<PredictedEnvironment>;
+type Pupil = dyn LearnsFrom<TaughtEnvironment>;
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -89,7 +99,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut config = FamilyConfig::load(&arguments.config)?;
     let machines = machines(&config, &arguments)?;
     let state = beside(&arguments.out, "state");
-    let mut trainer = pupil(&config, &arguments, &state)?;
+    let (mut trainer, teacher_evaluations) = pupil(&config, &arguments, &state)?;
+    if let Some(path) = &arguments.from {
+        start_from(trainer.as_mut(), path, &config.family.to_string())?;
+    }
     // Fails before an hour of training does.
     trainer.save(&state)?;
     let material = Material::gather(&mut config, &arguments)?;
@@ -101,7 +114,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let bar = progress::bar(trainer.updates() as u64, &format!("training {}", config.family));
     bar.set_position(trainer.updates_done() as u64);
     bar.reset_eta();
-    let trained = train(trainer.as_mut(), &worlds, &state, &interrupted, &mut log, &bar);
+    let mut class = Class::new(&worlds, teacher_evaluations)?;
+    if arguments.from.is_some() {
+        // Nothing worse than what it began with comes out of training.
+        class.validate(trainer.as_mut())?;
+    }
+    let trained = train(trainer.as_mut(), &mut class, &state, &interrupted, &mut log, &bar);
     bar.finish_and_clear();
     trained?;
     if !trainer.is_finished() {
@@ -145,20 +163,22 @@ fn keep_freed_memory() {
     }
 }
 
-/// The learner that the flags ask for: a new one, or the one that was interrupted.
-fn pupil(config: &FamilyConfig, arguments: &Arguments, state: &Path) -> anyhow::Result<Box<Pupil>> {
-    let (resume, seed) = (arguments.resume, arguments.flags.seed);
+/// The learner that the flags ask for, a new one or the one that was interrupted, and the evaluations that its teacher
+/// takes, if it has one.
+fn pupil(config: &FamilyConfig, arguments: &Arguments, state: &Path) -> anyhow::Result<(Box<Pupil>, u64)> {
+    let (resume, seed, updates) = (arguments.resume, arguments.flags.seed, arguments.updates);
     let in_table = |table: &str| format!("{}: {table}", config.path.display());
-    Ok(match arguments.algorithm {
+    let mut teacher_evaluations = 0;
+    let pupil: Box<Pupil> = match arguments.algorithm {
         Algorithm::Ppo => {
             let mut ppo: PpoConfig = config.ppo()?;
-            ppo.updates = arguments.updates.unwrap_or(ppo.updates);
+            ppo.updates = updates.unwrap_or(ppo.updates);
             ppo.validate().with_context(|| in_table("ppo"))?;
             Box::new(if resume { Trainer::resume(state, &ppo, seed)? } else { Trainer::new(ppo, seed)? })
         }
         Algorithm::Evolution => {
             let mut evolution: EvolutionConfig = config.evolution()?;
-            evolution.updates = arguments.updates.unwrap_or(evolution.updates);
+            evolution.updates = updates.unwrap_or(evolution.updates);
             evolution.validate().with_context(|| in_table("evolution"))?;
             Box::new(if resume {
                 Evolution::resume(state, &evolution, seed)?
@@ -166,7 +186,34 @@ fn pupil(config: &FamilyConfig, arguments: &Arguments, state: &Path) -> anyhow::
                 Evolution::new(evolution, seed)?
             })
         }
-    })
+        Algorithm::Imitation => {
+            let mut imitation: ImitationConfig = config.imitation()?;
+            imitation.updates = updates.unwrap_or(imitation.updates);
+            imitation.validate().with_context(|| in_table("imitation"))?;
+            teacher_evaluations = imitation.teacher_evaluations;
+            Box::new(if resume {
+                Imitation::resume(state, &imitation, seed)?
+            } else {
+                Imitation::new(imitation, seed)?
+            })
+        }
+        Algorithm::Dqn => {
+            let mut dqn: DqnConfig = config.dqn()?;
+            dqn.updates = updates.unwrap_or(dqn.updates);
+            dqn.validate().with_context(|| in_table("dqn"))?;
+            Box::new(if resume { Dqn::resume(state, &dqn, seed)? } else { Dqn::new(dqn, seed)? })
+        }
+    };
+    Ok((pupil, teacher_evaluations))
+}
+
+/// Gives `learner` the network of the policy file at `path`.
+pub fn start_from<L: Learner + ?Sized>(learner: &mut L, path: &Path, family: &str) -> anyhow::Result<()> {
+    let file = PolicyFile::load(path).context("--from")?;
+    if file.family != family {
+        eprintln!("plimsoll: warning: {} was trained on the family {}, not {family}", path.display(), file.family);
+    }
+    learner.start_from(&file.weights).with_context(|| format!("--from {}", path.display()))
 }
 
 /// `policy.state` for `policy`.
@@ -309,7 +356,7 @@ pub fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 /// What the run is about: its hyperparameters and its configuration.
-fn describe(log: &mut RunLog, config: &FamilyConfig, trainer: &Pupil) -> anyhow::Result<()> {
+pub fn describe<L: Learner + ?Sized>(log: &mut RunLog, config: &FamilyConfig, trainer: &L) -> anyhow::Result<()> {
     let table = trainer.hyperparameters();
     let hparams = table.as_object().into_iter().flatten().map(|(key, value)| {
         let value = match value {
@@ -325,27 +372,48 @@ fn describe(log: &mut RunLog, config: &FamilyConfig, trainer: &Pupil) -> anyhow:
     Ok(())
 }
 
+/// The environments of a training run, one per core.
+struct Class {
+    rollouts: Vec<TaughtEnvironment>,
+    validation: Vec<TaughtEnvironment>,
+    validation_seeds: Vec<u64>,
+}
+
+impl Class {
+    fn new(worlds: &Worlds, teacher_evaluations: u64) -> anyhow::Result<Self> {
+        let threads = std::thread::available_parallelism()?.get();
+        let environments = |domains: &Arc<[Domain]>| {
+            (0..threads).map(|_| TaughtEnvironment::new(domains.clone(), teacher_evaluations)).collect()
+        };
+        Ok(Class {
+            rollouts: environments(&worlds.training),
+            validation: environments(&worlds.validation),
+            validation_seeds: VALIDATION_SEEDS.collect(),
+        })
+    }
+
+    /// Validates the present weights, which are kept if they are the best so far. Returns what they achieved.
+    fn validate(&mut self, trainer: &mut Pupil) -> anyhow::Result<f64> {
+        let validation_return = greedy_return(&trainer.weights()?, &mut self.validation, &self.validation_seeds)?;
+        trainer.offer_best(validation_return)?;
+        Ok(validation_return)
+    }
+}
+
 /// Updates until all are made or the user interrupts, saving after each.
 fn train(
     trainer: &mut Pupil,
-    worlds: &Worlds,
+    class: &mut Class,
     state: &Path,
     interrupted: &AtomicBool,
     log: &mut RunLog,
     bar: &ProgressBar,
 ) -> anyhow::Result<()> {
-    let threads = std::thread::available_parallelism()?.get();
-    let environments =
-        |domains: &Arc<[Domain]>| (0..threads).map(|_| PredictedEnvironment::new(domains.clone())).collect::<Vec<_>>();
-    let (mut rollouts, mut validation) = (environments(&worlds.training), environments(&worlds.validation));
-    let validation_seeds: Vec<u64> = VALIDATION_SEEDS.collect();
     while !trainer.is_finished() && !interrupted.load(Ordering::Relaxed) {
-        let report = trainer.update(&mut rollouts)?;
+        let report = trainer.update(&mut class.rollouts)?;
         let step = report.updates_done as u64;
         if report.updates_done.is_multiple_of(VALIDATION_INTERVAL) || trainer.is_finished() {
-            let validation_return = greedy_return(&trainer.weights()?, &mut validation, &validation_seeds)?;
-            trainer.offer_best(validation_return)?;
-            log.scalar("train/validation_return", step, validation_return)?;
+            log.scalar("train/validation_return", step, class.validate(trainer)?)?;
         }
         trainer.save(state)?;
         for (tag, value) in scalars(&report) {
@@ -359,7 +427,8 @@ fn train(
     Ok(())
 }
 
-fn scalars(report: &UpdateReport) -> impl Iterator<Item = (&'static str, f64)> + '_ {
+/// What is logged of every update, by name.
+pub fn scalars(report: &UpdateReport) -> impl Iterator<Item = (&'static str, f64)> + '_ {
     let common = [
         ("return_mean", report.return_mean),
         ("return_max", report.return_max),

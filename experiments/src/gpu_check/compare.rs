@@ -18,7 +18,7 @@ use plimsoll_runtime::{ActionSet, Decided, Lineage, Timeline, Trace};
 use serde::Serialize;
 
 use super::{Bed, Findings, Request};
-use crate::chosen::{Chosen, DECODES};
+use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
 use crate::results::PointResult;
 
@@ -91,10 +91,10 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
 
     let keep_all = Chosen::parse("keep-all")?;
     let mut bench = Bench { bed, workload: workload.as_mut(), keep_all_ns };
-    bench.measure(&instance, 1.0, "keep-all", &keep_all.plan(instance.problem(), 0), findings)?;
+    bench.measure(&instance, 1.0, "keep-all", &keep_all.plan(instance.problem(), &Planner::default()), findings)?;
     for Everything { name, actions } in EVERYTHING {
         let unlimited = Instance { budget_bytes: 0, actions, ..instance.clone() };
-        let mut decided = Chosen::parse("largest")?.plan(unlimited.problem(), 0);
+        let mut decided = Chosen::parse("largest")?.plan(unlimited.problem(), &Planner::default());
         // No budget that it is held to: what such a plan needs, and may use.
         let needed = Instance { budget_bytes: decided.planned.prediction.peak_bytes, ..unlimited };
         let mut timeline = Timeline::new(&needed.trace, &needed.lineage, link);
@@ -108,7 +108,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
                 return findings.set("cut_short", true);
             }
             instance.budget_bytes = (ratio * instance.trace.peak_bytes as f64) as u64;
-            let decided = policy.plan(instance.problem(), DECODES);
+            let decided = policy.plan(instance.problem(), &Planner::default());
             if !drawn && decided.planned.fits() {
                 draw(&instance, &decided, policy.name(), &request.out)?;
                 drawn = true;

@@ -173,6 +173,6 @@ mod tests {
     fn a_spread_has_the_size_that_was_asked_for_and_reaches_over_all() {
         assert_eq!(spread_evenly((0..10).collect(), 4), [0, 2, 5, 7]);
         assert_eq!(spread_evenly((0..3).collect(), 4), [0, 1, 2]);
-        assert_eq!(spread_evenly((0..5).collect::<Vec<_>>(), 0), []);
+        assert_eq!(spread_evenly((0..5).collect::<Vec<i32>>(), 0), Vec::<i32>::new());
     }
 }
