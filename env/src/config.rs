@@ -11,10 +11,11 @@ pub use error::{ConfigError, Problem};
 pub use members::{Members, Range, Span, Split};
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use plimsoll_runtime::plan::{Action, ActionSet};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Deserializer};
 
 use crate::units::{Budget, Link};
@@ -28,7 +29,7 @@ pub struct FamilyConfig {
     /// Where it was read.
     pub path: PathBuf,
     /// The family of all its workloads.
-    pub family: Family,
+    pub family: FamilyName,
     /// The members that have a name, by it.
     pub workloads: BTreeMap<String, WorkloadConfig>,
     /// The ranges that more members can be drawn from.
@@ -39,6 +40,48 @@ pub struct FamilyConfig {
     pub text: String,
     /// What policies are compared on.
     pub evaluation: Evaluation,
+}
+
+/// A family by its name in configurations, traces and policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FamilyName {
+    /// One whose members are training loops.
+    Loops(Family),
+    /// Traces that were imported from logs of simrd. There are no loops, so nothing can be recorded or run.
+    Simrd,
+}
+
+/// The name of the family of imported traces.
+const SIMRD: &str = "simrd";
+
+impl FamilyName {
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FamilyName::Loops(family) => family.name(),
+            FamilyName::Simrd => SIMRD,
+        }
+    }
+
+    fn has_loops(self) -> bool {
+        matches!(self, FamilyName::Loops(_))
+    }
+}
+
+impl fmt::Display for FamilyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for FamilyName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        if name == SIMRD {
+            return Ok(FamilyName::Simrd);
+        }
+        Family::deserialize(name.as_str().into_deserializer()).map(FamilyName::Loops)
+    }
 }
 
 /// The distribution that training episodes are drawn from.
@@ -135,14 +178,15 @@ struct DqnPart<P> {
 /// The part of the file that says how to read the rest.
 #[derive(Deserialize)]
 struct Head {
-    family: Family,
+    family: FamilyName,
 }
 
 /// The file as it stands, for workloads of one family.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document<W> {
-    family: Family,
+    family: FamilyName,
+    #[serde(default = "BTreeMap::new")]
     workloads: BTreeMap<String, W>,
     members: Option<Members>,
     randomisation: Randomisation,
@@ -162,6 +206,10 @@ struct ReadDocument<'a> {
     path: &'a Path,
     text: &'a str,
 }
+
+/// The workload of a family that has none: no table is one.
+#[derive(Deserialize)]
+enum NoLoop {}
 
 impl ReadFamily for ReadDocument<'_> {
     type Output = Result<FamilyConfig, ConfigError>;
@@ -192,7 +240,11 @@ impl FamilyConfig {
     /// Checks `text`, which was read at `path`.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let head: Head = toml::from_str(text).map_err(|error| ConfigError::malformed(path, text, error))?;
-        let config = head.family.read(ReadDocument { path, text })?;
+        let document = ReadDocument { path, text };
+        let config = match head.family {
+            FamilyName::Loops(family) => family.read(document)?,
+            FamilyName::Simrd => document.read(|no_loop: NoLoop| match no_loop {})?,
+        };
         config.check().map_err(|(key, problem)| ConfigError::at_key(path, text, key, problem))?;
         Ok(config)
     }
@@ -245,10 +297,16 @@ impl FamilyConfig {
         {
             let key = || format!("{table}.workloads");
             let drawn = table == "randomisation" && self.randomisation.members > 0;
-            require(key, drawn || !names.is_empty(), "must name at least one workload")?;
+            let none_wanted = drawn || !self.family.has_loops();
+            require(key, none_wanted || !names.is_empty(), "must name at least one workload")?;
             names.iter().try_for_each(|name| self.find(name).map(drop)).map_err(|problem| (key(), problem))?;
         }
-        self.members.as_ref().map_or(Ok(()), |members| members::check(self.family, members))?;
+        match (&self.members, self.family) {
+            (Some(members), FamilyName::Loops(family)) => members::check(family, members)?,
+            (members, _) => {
+                require(|| "members".into(), members.is_none(), "cannot be drawn: the family has no loops")?
+            }
+        }
         self.randomisation.check()?;
         let Evaluation { budgets, iterations, .. } = &self.evaluation;
         require(|| "evaluation.budgets".into(), !budgets.is_empty(), "must hold at least one budget")?;

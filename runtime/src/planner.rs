@@ -84,9 +84,10 @@ pub const SEARCH: &str = "search";
 pub const PORTFOLIO: [&str; 10] =
     ["appobmem", "superneurons", "dtr", "capuchin", "dtr-swap", "msps", "autoswap", "cheapest", "vdnn++", "chen"];
 
-/// The shares of the time after which no other decode, and no other baseline, is begun.
-const DECODES_SHARE: f64 = 0.2;
-const PORTFOLIO_SHARE: f64 = 0.5;
+/// The share of the time after which no other decode is begun.
+pub const DECODES_SHARE: f64 = 0.2;
+/// The share of the time after which no other baseline is asked.
+pub const PORTFOLIO_SHARE: f64 = 0.5;
 
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///

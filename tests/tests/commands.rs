@@ -288,8 +288,10 @@ fn goes_on_bit_for_bit(algorithm: &str) {
 
     // The same traces, trained on without interruption.
     std::fs::create_dir(bench.path("b.policy.traces")).unwrap();
-    std::fs::copy(bench.path("a.policy.traces/gpt-tiny.plimsoll"), bench.path("b.policy.traces/gpt-tiny.plimsoll"))
-        .unwrap();
+    for file in ["gpt-tiny.plimsoll", "recorded-on.json"] {
+        let [from, to] = ["a", "b"].map(|name| bench.path(&format!("{name}.policy.traces/{file}")));
+        std::fs::copy(from, to).unwrap();
+    }
     bench.succeed(&format!("{} --resume", line("a.policy")));
     bench.succeed(&format!("{} --resume", line("b.policy")));
     let [resumed, uninterrupted] = ["a.policy", "b.policy"].map(|name| PolicyFile::load(bench.path(name)).unwrap());

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use toml::Value;
 
 use super::error::{ConfigError, Problem};
-use super::{FamilyConfig, require};
+use super::{FamilyConfig, FamilyName, require};
 use crate::workload::{Family, ReadFamily, WorkloadConfig};
 
 /// Draws for each member that is wanted, of which some make no valid, small or new one.
@@ -197,9 +197,9 @@ impl FamilyConfig {
     ///
     /// Fails where the file has no table `[members]`, or its ranges hold too few members.
     pub fn members(&self, split: Split, count: usize, seed: u64) -> Result<Vec<(String, WorkloadConfig)>, ConfigError> {
-        let drawn = match &self.members {
-            Some(members) => draw_members(self.family, members, split, count, seed),
-            None => require(|| "members".to_owned(), false, "must be there for members to be drawn").map(|()| vec![]),
+        let drawn = match (&self.members, self.family) {
+            (Some(members), FamilyName::Loops(family)) => draw_members(family, members, split, count, seed),
+            _ => require(|| "members".to_owned(), false, "must be there for members to be drawn").map(|()| vec![]),
         };
         drawn.map_err(|(key, problem)| ConfigError::at_key(&self.path, &self.text, key, problem))
     }

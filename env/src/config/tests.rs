@@ -32,12 +32,22 @@ fn line(needle: &str) -> usize {
 fn shipped_configurations_are_valid() {
     for &family in Family::ALL {
         let config = shipped(family);
-        assert_eq!(config.family, family);
+        assert_eq!(config.family, FamilyName::Loops(family));
         assert_eq!(config.evaluation.actions, ActionSet::ALL);
         for (name, workload) in &config.workloads {
             assert_eq!(workload.family(), family, "{name}");
         }
     }
+}
+
+#[test]
+fn a_family_of_imported_traces_has_no_loops() {
+    let text = include_str!("../../../configs/simrd.toml");
+    let config = parse(text).unwrap();
+    assert_eq!((config.family, config.workloads.len()), (FamilyName::Simrd, 0));
+    assert!(config.members(Split::Train, 1, 0).is_err());
+    let looped = parse(&format!("{text}\n[workloads.a]\nlayers = 1\n")).unwrap_err().to_string();
+    assert!(looped.contains("workloads.a"), "{looped}");
 }
 
 #[test]

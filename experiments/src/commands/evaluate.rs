@@ -74,8 +74,8 @@ struct Report<'a> {
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut config = FamilyConfig::load(&arguments.config)?;
     if arguments.held_out.held_out {
-        let Arguments { policy, decodes, json, held_out, flags, .. } = &arguments;
-        let request = Request { config, policy, decodes: *decodes, json: json.as_ref(), loops: flags };
+        let Arguments { policy, planner, json, held_out, flags, .. } = &arguments;
+        let request = Request { config, policy, planner, json: json.as_ref(), loops: flags };
         return held_out::run(request, held_out);
     }
     narrow(&mut config, &arguments)?;

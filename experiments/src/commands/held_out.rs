@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::train::{command_line, commit};
-use crate::chosen::Chosen;
+use crate::chosen::{Chosen, PlannerFlags};
 use crate::held_out::{
     Contest, Contestant, Field, Judged, Known, MakePolicy, PointReport, Skipped, Summary, grid, print, spread_evenly,
 };
@@ -22,6 +22,9 @@ use crate::machine::Machine;
 use crate::members;
 use crate::progress;
 use crate::results::write_json;
+
+/// How the names of held-out figures begin in a policy's file.
+const SIGNED: &str = "held_out.";
 
 /// Flags of a comparison on held-out members.
 #[derive(Args, Clone, Debug)]
@@ -45,9 +48,6 @@ pub struct HeldOutFlags {
     /// With --held-out: allow no swaps at all
     #[arg(long, requires = "held_out")]
     recompute_only: bool,
-    /// With --held-out: milliseconds of the whole planner, and of the searches beside it
-    #[arg(long, value_name = "MS", default_value_t = 200, requires = "held_out")]
-    planner_ms: u64,
     /// With --held-out: seconds of the search for the best plan of each point
     #[arg(long, value_name = "S", default_value_t = 60.0, requires = "held_out")]
     reference_seconds: f64,
@@ -60,6 +60,9 @@ pub struct HeldOutFlags {
     /// With --held-out: another policy to compare, such as one of another family; may be given several times
     #[arg(long, value_name = "FILE|BASELINE", requires = "held_out")]
     beside: Vec<String>,
+    /// With --held-out: write the figures of the policy into its file, too
+    #[arg(long, requires = "held_out")]
+    sign: bool,
     /// With --held-out: points that are worked on at the same time [default: as many as there are cores]
     #[arg(long, value_name = "N", requires = "held_out")]
     threads: Option<usize>,
@@ -71,8 +74,8 @@ pub struct Request<'a> {
     pub config: FamilyConfig,
     /// The policy in question.
     pub policy: &'a str,
-    /// Sampled decodes.
-    pub decodes: u64,
+    /// How much the planner tries, and the searches beside it.
+    pub planner: &'a PlannerFlags,
     /// Where to write the report.
     pub json: Option<&'a PathBuf>,
     /// How members are recorded.
@@ -89,11 +92,31 @@ struct Report<'a> {
     elapsed_seconds: f64,
     policies: Vec<PolicyLine>,
     hardware: &'a str,
-    planner_ms: u64,
+    planner: PlannerLine,
     reference_seconds: f64,
     skipped: Skipped,
     summary: &'a [Summary],
     points: &'a [PointReport],
+}
+
+/// How much the planner and the searches beside it tried.
+#[derive(Serialize)]
+struct PlannerLine {
+    decodes: u64,
+    search_ms: u64,
+    search_plans: Option<u64>,
+    seed: u64,
+}
+
+impl PlannerLine {
+    fn of(contest: &Contest<'_>) -> Self {
+        PlannerLine {
+            decodes: contest.decodes,
+            search_ms: contest.planner_time.as_millis() as u64,
+            search_plans: contest.search_plans,
+            seed: contest.seed,
+        }
+    }
 }
 
 /// A policy as it stands in a report.
@@ -125,11 +148,12 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     let contestants = contestants(request.policy, &flags.beside)?;
     let contest = Contest {
         contestants: &contestants,
-        decodes: request.decodes,
-        planner_time: Duration::from_millis(flags.planner_ms),
+        decodes: request.planner.decodes,
+        planner_time: Duration::from_millis(request.planner.search_ms),
+        search_plans: request.planner.search_plans,
         reference_time: Duration::try_from_secs_f64(flags.reference_seconds).context("--reference-seconds")?,
         known: known(&flags.known)?,
-        seed: request.loops.seed,
+        seed: request.planner.search_seed,
     };
     let traces = traces(&mut request, flags)?;
     let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
@@ -142,18 +166,21 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
         let report = Report {
             command: command_line(),
             commit: commit(),
-            seed: contest.seed,
+            seed: request.loops.seed,
             machine: ThisMachine::look()?,
             elapsed_seconds: started.elapsed().as_secs_f64(),
             policies: contestants.iter().map(PolicyLine::of).collect(),
             hardware: &flags.hardware,
-            planner_ms: flags.planner_ms,
+            planner: PlannerLine::of(&contest),
             reference_seconds: flags.reference_seconds,
             skipped,
             summary: &summary,
             points: &points,
         };
         write_json(path, &report)?;
+    }
+    if flags.sign {
+        sign(request.policy, &contestants[0], &summary)?;
     }
     println!(
         "{} traces with the times of {}, {} points; left out: {} where keep-all fits, {} where a baseline is free, {} \
@@ -179,6 +206,30 @@ fn contestants(policy: &str, beside: &[String]) -> anyhow::Result<Vec<Contestant
     };
     let own = Contestant { name: "policy".to_owned(), ..contestant(policy)? };
     std::iter::once(Ok(own)).chain(beside.iter().map(|name| contestant(name))).collect()
+}
+
+/// Writes what the policy came to into the provenance of its file.
+fn sign(path: &str, contestant: &Contestant, summary: &[Summary]) -> anyhow::Result<()> {
+    let Chosen::Learned { file, .. } = &contestant.policy else { bail!("--sign: {path} is no file") };
+    let mut file = file.clone();
+    file.provenance.quality.retain(|name, _| !name.starts_with(SIGNED));
+    for (way, name) in [("alone", contestant.alone()), ("planned", contestant.planner())] {
+        for row in summary.iter().filter(|row| row.name == name) {
+            let figures = [
+                ("points", Some(row.points as f64)),
+                ("over_reference", row.excess_mean),
+                ("over_reference_max", row.excess_max),
+                ("below_best_baseline", row.below_best_baseline),
+                ("baseline_is_better", Some(row.baseline_is_better)),
+            ];
+            let of_row = |(figure, value): (&str, Option<f64>)| {
+                Some((format!("{SIGNED}{}.{way}.{figure}", row.group.key()), value?))
+            };
+            file.provenance.quality.extend(figures.into_iter().filter_map(of_row));
+        }
+    }
+    file.save(path)?;
+    Ok(())
 }
 
 fn known(reports: &[PathBuf]) -> anyhow::Result<Known> {

@@ -1,6 +1,6 @@
 //! `plimsoll plan`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::bail;
@@ -12,6 +12,7 @@ use crate::chosen::{Chosen, PlannerFlags};
 use crate::exact::{EXACT, Proof};
 use crate::explanation;
 use crate::loops::LinkFlag;
+use crate::machine::{Machine, recorded_on};
 use crate::online;
 use crate::patient::{SEARCH, decide_by_search, decide_exactly};
 use crate::results::{PointResult, write_json};
@@ -38,6 +39,9 @@ pub struct Arguments {
     /// Actions that the plan may take
     #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
     actions: ActionSet,
+    /// Give the trace the times of this machine first: its profile, or the profile's name in configs/hardware/
+    #[arg(long, value_name = "FILE|NAME")]
+    hardware: Option<String>,
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
@@ -70,7 +74,7 @@ pub fn parse_actions(text: &str) -> Result<ActionSet, String> {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let trace = Trace::load(&arguments.trace)?;
+    let trace = load(&arguments)?;
     if arguments.online {
         return online::run(&trace, &arguments.policy, arguments.budget.resolve(trace.peak_bytes));
     }
@@ -123,6 +127,18 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut timeline = Timeline::new(&trace, &lineage, problem.tiers);
     explanation::print(&trace, &timeline.explain(&decided.planned.plan, problem.budget_bytes, LARGEST));
     Ok(())
+}
+
+/// The trace, with the times of the machine that the flags name.
+fn load(arguments: &Arguments) -> anyhow::Result<Trace> {
+    let trace = Trace::load(&arguments.trace)?;
+    match &arguments.hardware {
+        None => Ok(trace),
+        Some(name) => {
+            let folder = arguments.trace.parent().unwrap_or(Path::new(""));
+            Machine::find(name, None)?.project(&trace, &recorded_on(folder)?)
+        }
+    }
 }
 
 /// What allocators reserve for the plan.

@@ -14,7 +14,7 @@ use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::timetable::Timetable;
-use plimsoll_runtime::{ActionSet, Decided, Lineage, Timeline, Trace};
+use plimsoll_runtime::{ActionSet, Decided, Lineage, Planner, Timeline, Trace};
 use serde::Serialize;
 
 use super::{Bed, Findings, Request};

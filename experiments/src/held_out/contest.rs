@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use plimsoll_runtime::planner::{DECODES_SHARE, PORTFOLIO_SHARE};
 use plimsoll_runtime::search::{Limits, search};
-use plimsoll_runtime::{Plan, Planned, Policy, Problem, plan, plan_learned};
+use plimsoll_runtime::{Decided, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
 
 use super::points::{Field, MakePolicy, Point};
@@ -15,6 +16,8 @@ use crate::chosen::Chosen;
 /// Evaluations by which the pace of a search is found.
 const PACE_EVALUATIONS: u64 = 1000;
 
+/// The search for the best plan.
+const LONG_SEARCH: &str = "long search";
 /// A search for as long as the planner takes, from nothing.
 pub const SEARCH: &str = "search";
 /// The same from the best baseline's plan.
@@ -42,6 +45,19 @@ impl Contestant {
     }
 }
 
+impl Contestant {
+    /// What `planner` makes of the policy. A baseline has no prior: its plan stands beside the planner's own.
+    fn plan_with(&self, problem: Problem<'_>, planner: &Planner) -> Decided {
+        match &self.policy {
+            Chosen::Learned { .. } => self.policy.plan(problem, planner),
+            Chosen::Baseline(_) => {
+                let (own, searched) = (self.policy.plan(problem, planner), planner.plan(problem, None));
+                if searched.planned.is_better_than(&own.planned) { searched } else { own }
+            }
+        }
+    }
+}
+
 impl MakePolicy for Contestant {
     fn make(&self) -> Box<dyn Policy + Send> {
         self.policy.policies().swap_remove(0)
@@ -56,6 +72,8 @@ pub struct Contest<'a> {
     pub decodes: u64,
     /// Time of the whole planner, decodes included.
     pub planner_time: Duration,
+    /// Evaluations of every search but that for the reference, in place of a time.
+    pub search_plans: Option<u64>,
     /// Time of the search for the reference.
     pub reference_time: Duration,
     /// References of earlier calls.
@@ -174,77 +192,85 @@ impl Contest<'_> {
     /// Lets everything plan at a point; none where nothing holds its budget.
     pub fn hold(&self, field: &Field) -> Option<PointReport> {
         let problem = field.point.instance.problem();
-        let evaluations_per_s = pace(problem, field);
-        let searched = |starts: &[Plan], time: Duration| {
-            let evaluations = (evaluations_per_s * time.as_secs_f64()).max(1.0) as u64;
-            search_for(problem, starts, Limits { seed: self.seed, ..Limits::evaluations(evaluations) })
-        };
-        let best_baseline = field.best();
+        let pace = Pace::of(problem, field);
+        let limits = |time| self.search_plans.map_or_else(|| pace.limits(time, self.seed), Limits::evaluations);
+        let searched = |starts: &[Plan]| search_for(problem, starts, limits(self.planner_time));
         let mut plans: Vec<(String, Planned, Duration)> = Vec::new();
         for contestant in self.contestants {
             let (alone, time) = timed(|| plan(problem, contestant.make().as_mut()));
             plans.push((contestant.alone(), alone, time));
-            let ((mut best, starts), spent) = timed(|| self.decode(contestant, field));
-            let (found, time) = timed(|| searched(&starts, self.planner_time.saturating_sub(spent)));
-            if found.is_better_than(&best) {
-                best = found;
-            }
-            plans.push((contestant.planner(), best, spent + time));
+            let planner = self.planner(field, time, limits);
+            let (decided, time) = timed(|| contestant.plan_with(problem, &planner));
+            plans.push((contestant.planner(), decided.planned, time));
         }
-        let (found, time) = timed(|| searched(&[], self.planner_time));
+        let (found, time) = timed(|| searched(&[]));
         plans.push((SEARCH.to_owned(), found, time));
-        let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned)| planned.plan.clone()).collect();
-        let (found, time) = timed(|| searched(&seed, self.planner_time));
+        let best_baseline = field.best();
+        let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
+        let (found, time) = timed(|| searched(&seed));
         plans.push((SEEDED.to_owned(), found, time));
-        if let Some((name, planned)) = best_baseline {
-            plans.push((name.to_owned(), planned.clone(), Duration::from_nanos(planned.decide_ns)));
+        if let Some((name, planned, time)) = best_baseline {
+            plans.push((name.to_owned(), planned.clone(), time));
         }
         let mut report = describe(field, &plans)?;
-        self.refine(&mut report, &plans, searched);
+        let starts: Vec<Plan> = plans.into_iter().map(|(_, planned, _)| planned.plan).collect();
+        self.refine(&mut report, || search_for(problem, &starts, pace.limits(self.reference_time, self.seed)));
         Some(report)
     }
 
-    /// The best of a policy's decodes, and the plans that a search may start from.
-    fn decode(&self, contestant: &Contestant, field: &Field) -> (Planned, Vec<Plan>) {
-        let problem = field.point.instance.problem();
-        let decided = match &contestant.policy {
-            Chosen::Learned { file, .. } => plan_learned(problem, &file.clone().into_policy(), self.decodes).planned,
-            Chosen::Baseline(_) => plan(problem, contestant.make().as_mut()),
-        };
-        let starts = vec![decided.plan.clone()];
-        (decided, starts)
+    /// The planner as it would be under a limit of wall time on an idle core, where one decode takes `decode`: as many
+    /// decodes and baselines as it would begin, and the evaluations that fit into what is left.
+    fn planner(&self, field: &Field, decode: Duration, limits: impl Fn(Duration) -> Limits) -> Planner {
+        let Planner { portfolio: whole, .. } = Planner::default();
+        if self.search_plans.is_some() {
+            return Planner { decodes: self.decodes, portfolio: whole, limits: limits(Duration::ZERO) };
+        }
+        let (mut spent, mut decodes, mut asked) = (decode, 0, 0);
+        while decodes < self.decodes && spent < self.planner_time.mul_f64(DECODES_SHARE) {
+            spent += decode;
+            decodes += 1;
+        }
+        while asked < whole.len() && spent < self.planner_time.mul_f64(PORTFOLIO_SHARE) {
+            spent += field.time_of(whole[asked]).expect("every name in a portfolio is a baseline's");
+            asked += 1;
+        }
+        Planner { decodes, portfolio: &whole[..asked], limits: limits(self.planner_time.saturating_sub(spent)) }
     }
 
     /// Looks for a better reference, unless an earlier call did.
-    fn refine(
-        &self,
-        report: &mut PointReport,
-        plans: &[(String, Planned, Duration)],
-        searched: impl Fn(&[Plan], Duration) -> Planned,
-    ) {
-        let offer = |reference: &mut Reference, makespan_ns: u64, by: &str| {
-            if makespan_ns < reference.makespan_ns {
-                *reference = Reference { makespan_ns, by: by.to_owned() };
-            }
-        };
-        if let Some(known) = self.known.0.get(&report.key()) {
-            offer(&mut report.reference, known.makespan_ns, &known.by);
+    fn refine(&self, report: &mut PointReport, search: impl FnOnce() -> Planned) {
+        let better = if let Some(known) = self.known.0.get(&report.key()) {
+            known.clone()
         } else if self.reference_time > Duration::ZERO {
-            let starts: Vec<Plan> = plans.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
-            let found = searched(&starts, self.reference_time);
-            if found.fits() {
-                offer(&mut report.reference, found.prediction.makespan_ns, "long search");
-            }
+            let found = search();
+            assert!(found.fits(), "a search that starts from a plan that fits finds one");
+            Reference { makespan_ns: found.prediction.makespan_ns, by: LONG_SEARCH.to_owned() }
+        } else {
+            return;
+        };
+        if better.makespan_ns < report.reference.makespan_ns {
+            report.reference = better;
         }
     }
 }
 
-/// Evaluations per second of a search at this point.
-fn pace(problem: Problem<'_>, field: &Field) -> f64 {
-    let starts: Vec<Plan> = field.best().iter().map(|(_, planned)| planned.plan.clone()).collect();
-    let limits = Limits::evaluations(PACE_EVALUATIONS);
-    let (found, time) = timed(|| search(problem, &starts, limits, None, &mut |_| ControlFlow::Continue(())));
-    found.evaluations as f64 / time.as_secs_f64().max(1e-9)
+/// How fast searches are at a point.
+struct Pace {
+    evaluations_per_s: f64,
+}
+
+impl Pace {
+    fn of(problem: Problem<'_>, field: &Field) -> Self {
+        let starts: Vec<Plan> = field.best().iter().map(|(_, planned, _)| planned.plan.clone()).collect();
+        let limits = Limits::evaluations(PACE_EVALUATIONS);
+        let (found, time) = timed(|| search(problem, &starts, limits, None, &mut |_| ControlFlow::Continue(())));
+        Pace { evaluations_per_s: found.evaluations as f64 / time.as_secs_f64().max(1e-9) }
+    }
+
+    /// As many evaluations as take `time`.
+    fn limits(&self, time: Duration, seed: u64) -> Limits {
+        Limits { seed, ..Limits::evaluations((self.evaluations_per_s * time.as_secs_f64()) as u64) }
+    }
 }
 
 fn search_for(problem: Problem<'_>, starts: &[Plan], limits: Limits) -> Planned {
@@ -259,7 +285,7 @@ fn describe(field: &Field, plans: &[(String, Planned, Duration)]) -> Option<Poin
     let (by, best, _) = fitting.min_by_key(|(_, planned, _)| planned.prediction.makespan_ns)?;
     let reference = Reference { makespan_ns: best.prediction.makespan_ns, by: by.clone() };
     let makespan_ns = |planned: &Planned| planned.fits().then_some(planned.prediction.makespan_ns);
-    let best_baseline = field.best().map(|(name, _)| name);
+    let best_baseline = field.best().map(|(name, ..)| name);
     let name = |by: &String| if Some(by.as_str()) == best_baseline { BEST_BASELINE.to_owned() } else { by.clone() };
     Some(PointReport {
         workload: instance.trace.workload.clone(),
@@ -274,7 +300,7 @@ fn describe(field: &Field, plans: &[(String, Planned, Duration)]) -> Option<Poin
         near_least: *near_least,
         keep_all_makespan_ns: instance.lineage.keep_all_makespan_ns(),
         reference,
-        baselines: field.plans.iter().map(|(name, planned)| ((*name).to_owned(), makespan_ns(planned))).collect(),
+        baselines: field.plans.iter().map(|(name, planned, _)| ((*name).to_owned(), makespan_ns(planned))).collect(),
         outcomes: plans.iter().map(|(by, planned, time)| (name(by), Outcome::of(planned, by, *time))).collect(),
     })
 }

@@ -1,6 +1,7 @@
 //! The points to judge at: members, budgets and links, and which of them say something.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use plimsoll_env::Instance;
 use plimsoll_env::predicted::TRIVIAL_OVERHEAD;
@@ -8,6 +9,8 @@ use plimsoll_runtime::baselines::{BASELINES, baseline};
 use plimsoll_runtime::{ActionSet, Lineage, Link, Plan, Planned, Policy, Sweep, Trace, least_feasible_budget};
 use rayon::prelude::*;
 use serde::Serialize;
+
+use super::processor::timed;
 
 /// Budgets as shares of the keep-all peak.
 const RATIOS: [f64; 7] = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3];
@@ -112,8 +115,8 @@ impl Point {
 pub struct Field {
     /// The point.
     pub point: Point,
-    /// The plans, by name, in the order of [`BASELINES`].
-    pub plans: Vec<(&'static str, Planned)>,
+    /// The plans with the processor time that they took, by name, in the order of [`BASELINES`].
+    pub plans: Vec<(&'static str, Planned, Duration)>,
 }
 
 /// What the baselines say of a point.
@@ -137,19 +140,28 @@ impl Judged {
 impl Field {
     /// Lets every baseline plan.
     pub fn judge(point: Point) -> Judged {
-        let plan = |name: &&'static str| point.instance.plan_with(name).map(|planned| (*name, planned));
+        let plan = |name: &&'static str| {
+            let (planned, time) = timed(|| point.instance.plan_with(name));
+            planned.map(|planned| (*name, planned, time))
+        };
         let plans: Vec<_> = BASELINES.iter().filter_map(plan).collect();
         let field = Field { point, plans };
         match field.best() {
-            Some((_, best)) if field.point.instance.overhead(&best.prediction) <= TRIVIAL_OVERHEAD => Judged::Free,
+            Some((_, best, _)) if field.point.instance.overhead(&best.prediction) <= TRIVIAL_OVERHEAD => Judged::Free,
             _ => Judged::Open(Box::new(field)),
         }
     }
 
     /// The fastest plan that holds the budget, and whose it is; the first of equals.
-    pub fn best(&self) -> Option<(&'static str, &Planned)> {
-        let fitting = self.plans.iter().filter(|(_, planned)| planned.fits());
-        fitting.min_by_key(|(_, planned)| planned.prediction.makespan_ns).map(|(name, planned)| (*name, planned))
+    pub fn best(&self) -> Option<(&'static str, &Planned, Duration)> {
+        let fitting = self.plans.iter().filter(|(_, planned, _)| planned.fits());
+        let best = fitting.min_by_key(|(_, planned, _)| planned.prediction.makespan_ns);
+        best.map(|(name, planned, time)| (*name, planned, *time))
+    }
+
+    /// The processor time that the baseline `name` took.
+    pub fn time_of(&self, name: &str) -> Option<Duration> {
+        self.plans.iter().find(|(other, ..)| *other == name).map(|(.., time)| *time)
     }
 }
 
@@ -173,6 +185,6 @@ mod tests {
     fn a_spread_has_the_size_that_was_asked_for_and_reaches_over_all() {
         assert_eq!(spread_evenly((0..10).collect(), 4), [0, 2, 5, 7]);
         assert_eq!(spread_evenly((0..3).collect(), 4), [0, 1, 2]);
-        assert_eq!(spread_evenly((0..5).collect::<Vec<i32>>(), 0), Vec::<i32>::new());
+        assert_eq!(spread_evenly((0..5).collect(), 0), Vec::<i32>::new());
     }
 }

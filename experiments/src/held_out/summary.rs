@@ -32,6 +32,16 @@ impl Group {
         }
     }
 
+    /// The name in a policy's file.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Group::Links => "links",
+            Group::RecomputeOnly => "recompute_only",
+            Group::All => "all",
+            Group::NearLeast => "near_least",
+        }
+    }
+
     fn holds(self, point: &PointReport) -> bool {
         match self {
             Group::NearLeast => point.near_least,
