@@ -1,9 +1,9 @@
-//! Learns a placement policy for a model family: by proximal policy optimisation, or by evolution strategies.
+//! Learns a placement policy for a model family: by proximal policy optimisation, by evolution strategies, by imitation
+//! of searched plans, or by deep Q-learning.
 //!
 //! ```text
-//! rollout ──episodes──► ppo ──weights──► export ──► rollout, policy file
-//!                        │
-//!                        └──► saved training state
+//! rollout ──episodes──► ppo, imitation, dqn ──weights──► export ──► rollout, policy file
+//!    └────────returns─► evolution ───────────weights──────┘
 //! ```
 //!
 //! The agent knows observations, choices and rewards. It knows nothing of traces, budgets or links, which

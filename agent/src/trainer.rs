@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn it_learns_what_a_choice_is_worth() {
         let mut environments = toys(2);
-        let mut trainer = Trainer::new(config(), 1).unwrap();
+        let mut trainer = Trainer::new(PpoConfig { updates: 60, ..config() }, 1).unwrap();
         let first = trainer.update(&mut environments).unwrap();
         while !trainer.is_finished() {
             trainer.update(&mut environments).unwrap();

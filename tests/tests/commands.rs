@@ -201,14 +201,18 @@ fn every_algorithm_makes_a_policy_and_most_start_from_one() {
     let small = "\n[evolution]\npairs = 2\ninstances_per_update = 2\n\n[imitation]\ninstances_per_update = 2\n\
                  teacher_evaluations = 50\n\n[dqn]\ninstances_per_update = 2\nsteps_per_update = 2\n";
     bench.write("small.toml", text + small);
-    let line = "train --config small.toml --updates 2 --logdir runs --link 500MB/s";
+    // The same episodes for all of them.
+    std::fs::create_dir_all(bench.path("given")).unwrap();
+    std::fs::copy(bench.path("gpt.plimsoll"), bench.path("given/gpt-tiny.plimsoll")).unwrap();
+    let line =
+        "train --config small.toml --updates 2 --logdir runs --link 500MB/s --hardware as-recorded --traces given";
     let quality = |name: &str| PolicyFile::load(bench.path(name)).unwrap().provenance.quality;
     for algorithm in ["imitation", "dqn"] {
         bench.succeed(&format!("{line} --algorithm {algorithm} --out {algorithm}.policy"));
         assert_eq!(quality(&format!("{algorithm}.policy"))["updates"], 2.0);
     }
     bench.succeed(&format!("{line} --algorithm evolution --from imitation.policy --out refined.policy"));
-    // Validated on the same episodes; the start is the first best.
+    // The start is the first best.
     let [before, after] = ["imitation.policy", "refined.policy"].map(|name| quality(name)["validation_return"]);
     assert!(after >= before, "{after} after, {before} before");
     let refused = bench.refuse(&format!("{line} --algorithm dqn --from gpt.policy --out never.policy"));
