@@ -63,13 +63,13 @@ pub struct ImitationConfig {
 impl Default for ImitationConfig {
     fn default() -> Self {
         ImitationConfig {
-            updates: 60,
-            instances_per_update: 8,
-            teacher_evaluations: 3000,
+            updates: 250,
+            instances_per_update: 16,
+            teacher_evaluations: 2000,
             guided_share: 0.5,
             hidden: 32,
             normaliser_updates: 3,
-            learning_rate: 3e-3,
+            learning_rate: 5e-3,
             epochs: 3,
             minibatches: 8,
             gradient_norm_max: 1.0,
