@@ -10,6 +10,7 @@ use plimsoll_env::config::AS_RECORDED;
 use plimsoll_env::hardware::{HardwareProfile, Precision, Roofline};
 use plimsoll_runtime::Trace;
 
+use crate::loops::LATENCY_NS;
 use crate::results::write_json;
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
@@ -42,6 +43,14 @@ impl Machine {
             );
         }
         Ok(Machine::Profiled(Box::new(HardwareProfile::load(&path)?)))
+    }
+
+    /// Latency of a copy: the profile's, or that of an emulated link.
+    pub fn latency_ns(&self) -> u64 {
+        match self {
+            Machine::AsRecorded => LATENCY_NS,
+            Machine::Profiled(profile) => profile.link.latency_ns,
+        }
     }
 
     /// `trace` with the times of this machine.

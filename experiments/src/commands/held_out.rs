@@ -17,7 +17,7 @@ use crate::chosen::{Chosen, PlannerFlags};
 use crate::held_out::{
     Contest, Contestant, Field, Judged, Known, MakePolicy, PointReport, Skipped, Summary, grid, print, spread_evenly,
 };
-use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS};
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
 use crate::members;
 use crate::progress;
@@ -155,9 +155,10 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
         known: known(&flags.known)?,
         seed: request.planner.search_seed,
     };
-    let traces = traces(&mut request, flags)?;
+    let machine = Machine::find(&flags.hardware, Some(&request.config.path))?;
+    let traces = traces(&mut request, &machine, flags)?;
     let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
-    let (points, skipped) = threads.install(|| compare(&contest, &traces, flags));
+    let (points, skipped) = threads.install(|| compare(&contest, &traces, machine.latency_ns(), flags));
     if points.is_empty() {
         bail!("no point says anything: {skipped:?}");
     }
@@ -243,8 +244,7 @@ fn known(reports: &[PathBuf]) -> anyhow::Result<Known> {
 }
 
 /// The traces to compare on, with the times of the machine that the flags name.
-fn traces(request: &mut Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<Vec<Arc<Trace>>> {
-    let machine = Machine::find(&flags.hardware, Some(&request.config.path))?;
+fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) -> anyhow::Result<Vec<Arc<Trace>>> {
     let mut recorded = match &flags.traces {
         Some(folder) => members::load_all(folder)?,
         None => {
@@ -263,10 +263,15 @@ fn traces(request: &mut Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<Vec
 }
 
 /// Lets everything plan at every point that says something.
-fn compare(contest: &Contest<'_>, traces: &[Arc<Trace>], flags: &HeldOutFlags) -> (Vec<PointReport>, Skipped) {
+fn compare(
+    contest: &Contest<'_>,
+    traces: &[Arc<Trace>],
+    latency_ns: u64,
+    flags: &HeldOutFlags,
+) -> (Vec<PointReport>, Skipped) {
     let learned: Vec<&dyn MakePolicy> = contest.contestants.iter().map(|contestant| contestant as _).collect();
     let spinner = progress::spinner("choosing points");
-    let (points, keep_all_fits) = grid(traces, LATENCY_NS, flags.recompute_only, &learned);
+    let (points, keep_all_fits) = grid(traces, latency_ns, flags.recompute_only, &learned);
     spinner.finish_and_clear();
     let mut skipped = Skipped { keep_all_fits, ..Skipped::default() };
     let bar = progress::bar(points.len() as u64, "baselines");

@@ -19,7 +19,7 @@ use plimsoll_runtime::policy_file::Provenance;
 use plimsoll_runtime::{PolicyFile, Trace};
 use serde_json::Value;
 
-use crate::loops::{LATENCY_NS, LoopFlags, RECORDED_ITERATIONS, bandwidth};
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
 use crate::machine::Machine;
 use crate::members::{self, Recorded};
 use crate::progress;
@@ -325,21 +325,21 @@ impl Worlds {
             let validated = trained.split_off(material.trained);
             // Without traces to validate by, other episodes of the same traces have to do.
             let validated = if validated.is_empty() { trained.clone() } else { validated };
-            training.push(domain(config, range, trained));
-            validation.push(domain(config, range, validated));
+            training.push(domain(config, machine, range, trained));
+            validation.push(domain(config, machine, range, validated));
         }
         Ok(Worlds { training: training.into(), validation: validation.into() })
     }
 }
 
-fn domain(config: &FamilyConfig, range: &MachineRange, traces: Vec<Arc<Trace>>) -> Domain {
+fn domain(config: &FamilyConfig, machine: &Machine, range: &MachineRange, traces: Vec<Arc<Trace>>) -> Domain {
     let randomisation = &config.randomisation;
     Domain {
         traces,
         budget_share: randomisation.budget_share,
         link_bytes_per_s: range.link.map(Bandwidth::bytes_per_second),
         cost_noise: randomisation.cost_noise,
-        latency_ns: LATENCY_NS,
+        latency_ns: machine.latency_ns(),
         contention_ns_per_byte: range.contention_ns_per_byte,
         actions: config.evaluation.actions,
         recompute_only: randomisation.recompute_only,
