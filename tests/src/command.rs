@@ -21,7 +21,7 @@ pub struct Call {
 }
 
 impl Bench {
-    /// An empty folder at `folder` with `gpt.toml` and `resnet.toml`.
+    /// An empty folder at `folder` with `gpt.toml` and `resnet.toml`, and the profiles of machines that they name.
     pub fn new(binary: &str, folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         // What an earlier run of the tests left.
@@ -31,6 +31,8 @@ impl Bench {
         for family in ["gpt", "resnet"] {
             bench.write(&format!("{family}.toml"), tiny_configuration(family));
         }
+        std::fs::create_dir(bench.path("hardware")).unwrap();
+        bench.write("hardware/titan-v.toml", std::fs::read(configs().join("hardware/titan-v.toml")).unwrap());
         bench
     }
 
@@ -104,9 +106,14 @@ fn list(root: &Path, folder: &Path, found: &mut Vec<String>) {
     }
 }
 
+/// The folder of the shipped configurations.
+fn configs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
+}
+
 /// The shipped configuration of a family, with the work of its agent and its evaluation cut down to its tiny member.
 fn tiny_configuration(family: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../configs/{family}.toml"));
+    let path = configs().join(format!("{family}.toml"));
     let mut table = String::new();
     let mut text = String::new();
     for line in std::fs::read_to_string(path).unwrap().lines() {
@@ -116,6 +123,7 @@ fn tiny_configuration(family: &str) -> String {
         let key = line.split(" = ").next().unwrap_or_default();
         let tiny = match (table.as_str(), key) {
             ("[randomisation]" | "[evaluation]", "workloads") => format!("workloads = [\"{family}-tiny\"]"),
+            ("[randomisation]", "members" | "validation_members") => format!("{key} = 0"),
             ("[ppo]", "instances_per_update" | "episodes_per_instance") => format!("{key} = 2"),
             ("[evaluation]", "budgets") => "budgets = [\"80%\", \"65%\"]".to_owned(),
             ("[evaluation]", "iterations") => "iterations = 1".to_owned(),
