@@ -26,6 +26,9 @@ pub(crate) fn clip_norm<M: Module>(gradients: &mut GradientsParams, model: &M, n
     norm
 }
 
+/// What shards told beside their losses, each with its share of the minibatch.
+pub(crate) type Told<T> = Vec<(T, f64)>;
+
 /// The gradient of the mean loss over a minibatch, that mean, and what else each shard told with its share of the
 /// minibatch.
 ///
@@ -36,7 +39,7 @@ pub(crate) fn of_shards<M, S, T>(
     device: &Device,
     minibatch: &[S],
     loss: impl Fn(&M, &[S]) -> (Tensor<1>, T) + Sync,
-) -> Result<(GradientsParams, f64, Vec<(T, f64)>), Diverged>
+) -> Result<(GradientsParams, f64, Told<T>), Diverged>
 where
     M: Module + Sync,
     S: Sync,
