@@ -9,7 +9,7 @@ use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::recording::record;
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::workload::Workload;
-use plimsoll_runtime::torch::settings::set_deterministic;
+use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
 use plimsoll_runtime::torch::{CopyEngine, HostEngine, Session};
 use plimsoll_runtime::{Link, Trace};
 use tch::Device;
@@ -88,7 +88,7 @@ pub fn open_device(name: DeviceName) -> anyhow::Result<Device> {
     let device = name.open()?;
     if device != Device::Cpu {
         // Runs are compared bit for bit.
-        set_deterministic(true);
+        set_deterministic(Determinism::Preferred);
     }
     Ok(device)
 }

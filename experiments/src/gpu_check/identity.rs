@@ -147,6 +147,7 @@ fn under_budget(bed: &Bed<'_>, link: Link) -> anyhow::Result<Verdict> {
     let mut runtime = Runtime::builder()
         .baseline("dtr")
         .budget(Budget::bytes(budget_bytes))
+        .device(bed.device)
         .engine(bed.engines.engine(None)?)
         .link(link)
         .build()?;

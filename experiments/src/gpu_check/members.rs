@@ -2,6 +2,7 @@
 
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::workload::{Arch, GptConfig, Manner, ResnetConfig, WorkloadConfig};
+use plimsoll_runtime::torch::settings::Determinism;
 
 /// Symbols of GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.2).
 const GPT2_VOCABULARY: i64 = 50_257;
@@ -14,6 +15,8 @@ pub struct Member {
     pub config: WorkloadConfig,
     /// How it is run.
     pub manner: Manner,
+    /// What to ask for where bits are compared.
+    pub determinism: Determinism,
 }
 
 fn gpt(layers: i64, width: i64, heads: i64, sequence: i64, batch: i64, vocabulary: Option<i64>) -> WorkloadConfig {
@@ -45,7 +48,10 @@ pub fn member(name: &str) -> Option<Member> {
         "resnet152" => ("resnet152", resnet(Arch::Resnet152, 1000, 224, 32), full),
         _ => return None,
     };
-    Some(Member { name, config, manner })
+    // libtorch calls the backward pass of max-pooling nondeterministic, and has no other.
+    let strict = matches!(config, WorkloadConfig::Gpt(_));
+    let determinism = if strict { Determinism::Required } else { Determinism::Preferred };
+    Some(Member { name, config, manner, determinism })
 }
 
 /// The loops of a device, by importance.

@@ -50,6 +50,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let mut runtime = Runtime::builder()
         .baseline("dtr")
         .budget(Budget::bytes(budget_bytes))
+        .device(bed.device)
         .engine(bed.engines.engine(None)?)
         .link(bed.link()?)
         .build()?;

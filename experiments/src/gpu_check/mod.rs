@@ -22,7 +22,7 @@ use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::Link;
-use plimsoll_runtime::torch::settings::set_deterministic;
+use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
 use plimsoll_runtime::torch::{HostEngine, Session};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -58,11 +58,11 @@ impl Part {
     /// Runs this part of the check on a member and writes to `findings`.
     pub fn run(self, request: &Request, member: &Member, findings: &mut Findings) -> anyhow::Result<()> {
         match self {
-            Part::Identity => identity::run(&Bed::open(request, member, true)?, findings),
-            Part::Memory => memory::run(&Bed::open(request, member, true)?, findings),
-            Part::Compare => compare::run(&Bed::open(request, member, false)?, request, findings),
+            Part::Identity => identity::run(&Bed::open(request, member, member.determinism)?, findings),
+            Part::Memory => memory::run(&Bed::open(request, member, member.determinism)?, findings),
+            Part::Compare => compare::run(&Bed::open(request, member, Determinism::NotAsked)?, request, findings),
             Part::Pytorch => pytorch::run(request, findings),
-            Part::Interceptor => interceptor::run(&Bed::open(request, member, false)?, findings),
+            Part::Interceptor => interceptor::run(&Bed::open(request, member, Determinism::NotAsked)?, findings),
         }
     }
 }
@@ -157,11 +157,11 @@ struct Bed<'a> {
 }
 
 impl<'a> Bed<'a> {
-    fn open(request: &Request, member: &'a Member, deterministic: bool) -> anyhow::Result<Self> {
+    fn open(request: &Request, member: &'a Member, determinism: Determinism) -> anyhow::Result<Self> {
         let device = request.device.open()?;
         let session = Session::install_on(device)?;
         if device != Device::Cpu {
-            set_deterministic(deterministic);
+            set_deterministic(determinism);
         }
         let engines = Engines::open(request.device, PAGE_LOCKED_LIMIT_BYTES)?;
         Ok(Bed { member, device, session, engines })

@@ -5,7 +5,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
-use plimsoll_env::device::DeviceName;
 use plimsoll_env::workload::WorkloadConfig;
 use serde_json::{Value, json};
 
@@ -21,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     let models: Vec<Value> =
         names(request.device).iter().filter_map(|name| member(name)).map(|member| described(&member)).collect();
-    let asked = json!({ "device": device_name(request.device), "models": models }).to_string();
+    let asked = json!({ "device": request.device.to_string(), "models": models }).to_string();
     let (script, found) = (request.out.join("plain_pytorch.py"), request.out.join("plain_pytorch.jsonl"));
     std::fs::write(&script, SCRIPT).with_context(|| script.display().to_string())?;
     let out = std::fs::File::create(&found).with_context(|| found.display().to_string())?;
@@ -58,13 +57,9 @@ pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     }
 }
 
-fn device_name(device: DeviceName) -> String {
-    device.to_string()
-}
-
 /// A model as the script reads it: what its configuration says, and its name.
 fn described(member: &Member) -> Value {
-    let Member { name, config, manner } = member;
+    let Member { name, config, manner, .. } = member;
     let (family, config) = match config {
         WorkloadConfig::Gpt(config) => ("gpt", json!(config)),
         WorkloadConfig::Resnet(config) => ("resnet", json!(config)),

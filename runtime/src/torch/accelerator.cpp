@@ -72,7 +72,6 @@ Blocks& blocks() {
 caching::CUDAAllocator* native = nullptr;
 at::DeleterFnPtr native_deleter = nullptr;
 c10::DeviceIndex device_index = -1;
-void (*report_device_free)(uint32_t) = nullptr;
 
 // Called with the lock of the caching allocator held: books, and calls nothing of libtorch's.
 void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
@@ -86,7 +85,7 @@ void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
     auto block = blocks().take(start);
     if (!block) return;  // from before the session
     unbook(block->bytes);
-    if (block->owner) report_device_free(block->owner);
+    if (block->owner) report_freed(block->owner);
   }
 }
 
@@ -257,7 +256,7 @@ void check_that_all_is_told() {
 
 }  // namespace
 
-void install_accelerator(int32_t index, void (*on_free)(uint32_t)) {
+void install_accelerator(int32_t index) {
   constexpr int kMinorVersionShift = 48;
   uint64_t found = aoti_torch_abi_version() >> kMinorVersionShift, expected = TORCH_ABI_VERSION >> kMinorVersionShift;
   TORCH_CHECK(found == expected, "expected libtorch ", expected >> 8, ".", expected & 0xff, ", found ", found >> 8, ".",
@@ -268,7 +267,6 @@ void install_accelerator(int32_t index, void (*on_free)(uint32_t)) {
   native = in_use->load();
   TORCH_CHECK(native && native->initialized(), "libtorch's CUDA allocator is not in use yet");
   device_index = static_cast<c10::DeviceIndex>(index);
-  report_device_free = on_free;
   native_deleter = native->raw_deleter();
   native->attachAllocatorTraceTracker(&told);
   static auto* asking = new AskingAllocator();

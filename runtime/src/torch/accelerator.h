@@ -21,7 +21,7 @@ struct AcceleratorBytes {
 
 // Puts itself before the caching allocator of device `index`. Libtorch's CUDA half must be loaded and the device in use.
 // Throws where it is another libtorch than the one that this was compiled for, or its allocator does not tell all.
-void install_accelerator(int32_t index, void (*on_free)(uint32_t entry));
+void install_accelerator(int32_t index);
 
 // The device whose bytes are counted.
 c10::Device counted_device();

@@ -115,9 +115,11 @@ void* nowhere() {
 
 }  // namespace
 
-void install_allocator(void (*on_free)(uint32_t)) {
+void on_free(void (*report)(uint32_t)) { report_free = report; }
+void report_freed(uint32_t entry) { report_free(entry); }
+
+void install_allocator() {
   static CountingAllocator allocator;
-  report_free = on_free;
   c10::SetAllocator(c10::kCPU, &allocator, 255);
 }
 

@@ -10,7 +10,10 @@
 namespace plimsoll {
 
 // Registers the allocator over libtorch's. Storages allocated before stay with the old one, uncounted.
-void install_allocator(void (*on_free)(uint32_t entry));
+void install_allocator();
+// Who is told of the entry that was named for bytes, or for a pointer that stands for them, when they are freed.
+void on_free(void (*report)(uint32_t entry));
+void report_freed(uint32_t entry);
 
 // Whether the bytes came from the allocator that counts.
 bool is_ours(const at::DataPtr& bytes);

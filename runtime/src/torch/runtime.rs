@@ -23,6 +23,8 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tch::Device;
+
 use super::copy::{CopyEngine, HostEngine};
 use super::driver::{Driver, Ended, Open, Shared, Wanted};
 use super::library::{Decider, Library};
@@ -73,6 +75,9 @@ pub enum BuildError {
         /// The name that was given.
         found: String,
     },
+    /// The copies of the CPU do not reach other devices.
+    #[error("a runtime for {0:?} needs an engine and a link of that device")]
+    NoEngine(Device),
     /// A budget is what a runtime is for.
     #[error("a runtime needs a budget")]
     NoBudget,
@@ -82,6 +87,7 @@ pub enum BuildError {
 pub struct Builder {
     decider: Result<Decider, BuildError>,
     budget: Option<Budget>,
+    device: Device,
     engine: Option<Box<dyn CopyEngine>>,
     link: Option<Link>,
     actions: ActionSet,
@@ -111,6 +117,13 @@ impl Builder {
     /// The line. There is no default.
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = Some(budget);
+        self
+    }
+
+    /// The device whose bytes the budget is about; the CPU unless told otherwise. Another one needs an
+    /// [`engine`](Builder::engine) and a [`link`](Builder::link) of its own, and [`Session::install_on`] says what else.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = device;
         self
     }
 
@@ -155,7 +168,10 @@ impl Builder {
     pub fn build(self) -> Result<Runtime, BuildError> {
         let decider = self.decider?;
         let budget = self.budget.ok_or(BuildError::NoBudget)?;
-        let session = Session::install()?;
+        if self.device != Device::Cpu && (self.engine.is_none() || self.link.is_none()) {
+            return Err(BuildError::NoEngine(self.device));
+        }
+        let session = Session::install_on(self.device)?;
         let link = self.link.unwrap_or_else(HostEngine::probe);
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
         let mut driver = Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, link)));
@@ -234,6 +250,7 @@ impl Runtime {
         Builder {
             decider: Ok(Decider::Baseline("dtr")),
             budget: None,
+            device: Device::Cpu,
             engine: None,
             link: None,
             actions: ActionSet::ALL,
@@ -407,4 +424,18 @@ impl Observer for Detector {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_needs_an_engine_and_a_link_of_its_own() {
+        let runtime = || Runtime::builder().budget(Budget::mebibytes(1)).device(Device::Cuda(0));
+        let link = Link::symmetric(1e9, 0);
+        for incomplete in [runtime(), runtime().link(link), runtime().engine(Box::new(HostEngine::new(None)))] {
+            assert!(matches!(incomplete.build(), Err(BuildError::NoEngine(Device::Cuda(0)))));
+        }
+    }
 }

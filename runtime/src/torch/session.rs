@@ -238,3 +238,19 @@ extern "C" fn on_pressure(bytes: u64) -> i32 {
         None => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_counts_one_device_and_no_device_that_is_not_there() {
+        assert_eq!(install(Device::Mps).unwrap_err(), SessionError::NoDevice(Device::Mps));
+        assert_eq!(install(Device::Cuda(1_000)).unwrap_err(), SessionError::NoDevice(Device::Cuda(1_000)));
+        let session = Session::install_on(Device::Cpu).unwrap();
+        assert_eq!(session.device_counts(), DeviceCounts::default(), "the CPU has no caching allocator");
+        assert!(session.set_device_share(0.5).is_err());
+        let other = Session::install_on(Device::Cuda(0)).unwrap_err();
+        assert_eq!(other, SessionError::OtherDevice { counted: Device::Cpu, wanted: Device::Cuda(0) });
+    }
+}

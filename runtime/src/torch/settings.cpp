@@ -4,12 +4,11 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
-extern "C" void plimsoll_set_deterministic(int32_t on) {
+extern "C" void plimsoll_set_deterministic(int32_t how) {
   auto& context = at::globalContext();
-  context.setDeterministicCuDNN(on != 0);
+  context.setDeterministicCuDNN(how != PLIMSOLL_ANY_KERNELS);
   context.setBenchmarkCuDNN(false);
-  // A warning, not an error: most operators without a deterministic kernel are deterministic in the cases at hand.
-  context.setDeterministicAlgorithms(on != 0, /*warn_only=*/true);
+  context.setDeterministicAlgorithms(how != PLIMSOLL_ANY_KERNELS, /*warn_only=*/how == PLIMSOLL_PREFER_DETERMINISTIC);
   context.setDeterministicFillUninitializedMemory(false);
 }
 

@@ -6,11 +6,27 @@ use tch::Device;
 
 use super::shim;
 
-/// Chooses kernels that give the same bits in every run, where there are any. libtorch warns where there are none.
+/// Whether kernels must give the same bits in every run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Determinism {
+    /// The fastest will do.
+    NotAsked,
+    /// Where libtorch calls an operator nondeterministic it warns. Some of these have a deterministic kernel all the same
+    /// and do not use it then: attention's backward pass, for one.
+    Preferred,
+    /// Where there is no such kernel, the operator fails.
+    Required,
+}
+
+/// Chooses kernels by whether they give the same bits in every run.
 ///
 /// On a CUDA device `CUBLAS_WORKSPACE_CONFIG=:4096:8` belongs to it, before the first matrix product.
-pub fn set_deterministic(on: bool) {
-    shim::set_deterministic(on);
+pub fn set_deterministic(determinism: Determinism) {
+    shim::set_deterministic(match determinism {
+        Determinism::NotAsked => 0,
+        Determinism::Preferred => 1,
+        Determinism::Required => 2,
+    });
 }
 
 /// Operators of this thread run in bfloat16 where libtorch deems that safe, until this is dropped. For the forward pass:

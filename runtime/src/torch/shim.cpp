@@ -60,11 +60,11 @@ using namespace plimsoll;
 
 int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index) {
   return guarded([&] {
-    auto report_free = [](uint32_t entry) { entries().note_freed(entry); };
+    on_free([](uint32_t entry) { entries().note_freed(entry); });
     if (cuda_index < 0) {
-      install_allocator(report_free);
+      install_allocator();
     } else {
-      install_accelerator(cuda_index, report_free);
+      install_accelerator(cuda_index);
     }
     on_pressure(callbacks->pressure);
     install_interceptor(*callbacks);

@@ -101,8 +101,9 @@ void plimsoll_reset_peak(void);
 // Device bytes that no allocation may exceed; UINT64_MAX for none. Over them `pressure` is called.
 void plimsoll_set_line(uint64_t bytes);
 
-// Kernels that give the same bits in every run, where there are any.
-void plimsoll_set_deterministic(int32_t on);
+// Kernels that give the same bits in every run: not asked for; preferred, with a warning where there are none; required.
+enum PlimsollDeterminism { PLIMSOLL_ANY_KERNELS = 0, PLIMSOLL_PREFER_DETERMINISTIC = 1, PLIMSOLL_REQUIRE_DETERMINISTIC = 2 };
+void plimsoll_set_deterministic(int32_t how);
 // Mixed precision in bfloat16 for operators of this thread, on a CUDA device or on the CPU.
 void plimsoll_autocast(int32_t on_cuda, int32_t on);
 

@@ -145,7 +145,7 @@ unsafe extern "C" {
     fn plimsoll_empty_device_cache() -> i32;
     fn plimsoll_time_on_device(on: i32);
     fn plimsoll_take_device_times(cost_ns: *mut u64, gap_ns: *mut u64, capacity: usize, count: *mut usize) -> i32;
-    fn plimsoll_set_deterministic(on: i32);
+    fn plimsoll_set_deterministic(how: i32);
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
     fn plimsoll_hash_inputs(on: i32);
@@ -253,9 +253,9 @@ pub(crate) fn take_device_times(operators: usize) -> Result<Vec<(u64, u64)>, Shi
     Ok(if count == operators { cost_ns.into_iter().zip(gap_ns).collect() } else { Vec::new() })
 }
 
-pub(crate) fn set_deterministic(on: bool) {
+pub(crate) fn set_deterministic(how: i32) {
     // SAFETY: sets flags.
-    unsafe { plimsoll_set_deterministic(i32::from(on)) }
+    unsafe { plimsoll_set_deterministic(how) }
 }
 
 pub(crate) fn autocast(on_cuda: bool, on: bool) {

@@ -330,7 +330,8 @@ fn the_engine_survives_every_order_that_a_device_may_choose() {
 fn each_wait_left_out_is_found() {
     let waits = [(OUT, COMPUTE), (OUT, BACK), (BACK, COMPUTE), (BACK, OUT), (COMPUTE, OUT), (COMPUTE, BACK)];
     let waits = waits.map(|(waiting, on)| Sabotage::NoWait { waiting, on });
-    for sabotage in waits.into_iter().chain([Sabotage::NoSynchronize]) {
+    let marks = [COMPUTE, OUT, BACK].map(|on| Sabotage::EarlyMark { on });
+    for sabotage in waits.into_iter().chain(marks).chain([Sabotage::NoSynchronize]) {
         let found = (0..60).filter(|&seed| !violations(seed, |device| device.sabotage(sabotage)).is_empty()).count();
         assert!(found > 0, "{sabotage:?} makes no difference in 60 programs");
         println!("{sabotage:?}: found by {found} of 60 programs");

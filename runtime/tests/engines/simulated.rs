@@ -26,6 +26,8 @@ pub enum Sabotage {
     NoWait { waiting: StreamId, on: StreamId },
     /// The host does not wait for events.
     NoSynchronize,
+    /// An event recorded in a stream stands before what was queued there last: who waits for it is woken too early.
+    EarlyMark { on: StreamId },
 }
 
 /// Which driver calls fail.
@@ -314,7 +316,8 @@ impl Device for Simulated {
         if world.place_of(event).is_some() {
             world.violations.push(format!("event {} is moved; whoever still waits for it is lost", event.0));
         }
-        let until = world.streams[stream.0 as usize].queued;
+        let early = u64::from(world.sabotage == Some(Sabotage::EarlyMark { on: stream }));
+        let until = world.streams[stream.0 as usize].queued.saturating_sub(early);
         world.events.insert(event.0, Some((stream.0 as usize, until)));
         Ok(())
     }

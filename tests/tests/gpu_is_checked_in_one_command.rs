@@ -1,0 +1,102 @@
+//! `plimsoll gpu-check` finds out everything about a device in one command, writes as it goes, and tells in words what
+//! could not be done. Tried on the CPU, on tiny loops.
+
+use plimsoll_tests::command::Bench;
+use serde_json::Value;
+
+fn bench(name: &str) -> Bench {
+    let folder = format!("{}/gpu-check-{name}", env!("CARGO_TARGET_TMPDIR"));
+    Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder)
+}
+
+/// What a part found on a loop. The part must have been done.
+fn found<'a>(report: &'a Value, part: &str, member: &str) -> &'a Value {
+    let steps = report["steps"].as_array().unwrap();
+    let step = steps.iter().find(|step| step["part"] == part && step["member"] == member);
+    let step = step.unwrap_or_else(|| panic!("{part} on {member} is missing: {steps:?}"));
+    assert_eq!(step["outcome"], "done", "{step}");
+    &step["found"]
+}
+
+#[test]
+fn bits_are_compared_and_budgets_held_for_both_families() {
+    let bench = bench("identity");
+    bench.succeed("gpu-check --device cpu --part identity --minutes 30 --out out");
+    let report = bench.json("out/gpu-check.json");
+    for member in ["gpt-tiny", "resnet-tiny"] {
+        let found = found(&report, "identity", member);
+        assert_eq!(found["untouched_loop_repeats"], true, "{found}");
+        assert_eq!(found.get("failures"), None, "{found}");
+        let verdicts = found["verdicts"].as_array().unwrap();
+        assert_eq!(verdicts.len(), 4, "swap, recompute, both, and a budget from the first iteration on");
+        for verdict in verdicts {
+            assert_eq!((&verdict["identical"], &verdict["held"]), (&true.into(), &true.into()), "{verdict}");
+            let peaks = ["peak_bytes", "budget_bytes", "keep_all_peak_bytes"].map(|key| verdict[key].as_u64().unwrap());
+            assert!(0 < peaks[0] && peaks[0] <= peaks[1] && peaks[1] < peaks[2], "{verdict}");
+            // A forced plan's peak is the predicted one to the byte.
+            if !verdict["actions"].is_null() {
+                assert_eq!(verdict["peak_bytes"], verdict["predicted_peak_bytes"], "{verdict}");
+                let (swap, recompute) = (&verdict["actions"]["swap"], &verdict["actions"]["recompute"]);
+                assert!(*swap == true || verdict["offloaded_bytes"] == 0, "{verdict}");
+                assert!(*recompute == true || verdict["reruns"] == 0, "{verdict}");
+            }
+        }
+    }
+}
+
+#[test]
+fn policies_are_measured_beside_their_predictions() {
+    let bench = bench("compare");
+    bench.succeed("gpu-check --device cpu --part compare --minutes 30 --out out");
+    let report = bench.json("out/gpu-check.json");
+    let found = found(&report, "compare", "gpt-tiny");
+    let points = found["points"].as_array().unwrap();
+    let names: Vec<_> = points.iter().map(|point| point["policy"].as_str().unwrap()).collect();
+    assert!(names.starts_with(&["keep-all", "recompute-all", "swap-all"]), "{names:?}");
+    for point in points {
+        assert_eq!((&point["peak_error_bytes"], &point["followed"]), (&0.into(), &true.into()), "{point}");
+    }
+    let least = |name| points.iter().find(|point| point["policy"] == name).unwrap()["measured"]["peak_bytes"].as_u64();
+    assert!(least("recompute-all") < least("keep-all") && least("swap-all") < least("keep-all"));
+    // What it leaves can be read elsewhere.
+    assert!(bench.path("out/gpt-tiny.plimsoll.gz").exists());
+}
+
+#[test]
+fn what_could_not_be_done_is_told_and_stops_nothing_else() {
+    let bench = bench("told");
+    bench.succeed(
+        "gpu-check --device cpu --part pytorch --part memory --part interceptor --python no-such-python --minutes 10 \
+         --out out",
+    );
+    let report = bench.json("out/gpu-check.json");
+    let python = found(&report, "pytorch", "gpt-tiny")["not_run"].as_str().unwrap();
+    assert!(python.contains("no-such-python"), "{python}");
+    assert!(found(&report, "memory", "gpt-tiny")["not_run"].is_string());
+    let cost = &found(&report, "interceptor", "gpt-tiny")["cost"];
+    assert!(cost["operators"].as_u64() > Some(100) && cost["plain_ns"].as_u64() > Some(0), "{cost}");
+}
+
+#[test]
+fn a_machine_without_a_gpu_gets_one_clear_line() {
+    let bench = bench("refused");
+    let refusal = bench.refuse("gpu-check --device cuda:1000 --out out");
+    assert!(refusal.contains("no NVIDIA driver") || refusal.contains("cuda:1000"), "{refusal}");
+    assert!(!bench.path("out").exists());
+    assert!(bench.refuse("gpu-check --minutes 0 --out out").contains("--minutes"));
+}
+
+#[test]
+fn a_machine_is_probed_and_described_as_the_shipped_ones_are() {
+    let bench = bench("probe");
+    bench.succeed("probe --name this-one --out this-one.toml --json copies.json");
+    let text = std::fs::read_to_string(bench.path("this-one.toml")).unwrap();
+    let profile = plimsoll_env::hardware::HardwareProfile::parse(std::path::Path::new("this-one.toml"), &text).unwrap();
+    assert_eq!(profile.name, "this-one");
+    let copies = bench.json("copies.json");
+    let rates = copies["rates"].as_array().unwrap();
+    assert!(rates.len() > 2 && rates.windows(2).all(|pair| pair[0]["bytes"].as_u64() < pair[1]["bytes"].as_u64()));
+    let last = rates.last().unwrap();
+    assert_eq!(last["offload_bytes_per_s"].as_f64(), Some(profile.link.offload_bytes_per_s));
+    assert!(bench.refuse("probe --name ../escape").contains("--name"));
+}
