@@ -41,7 +41,7 @@ pub struct Arguments {
     /// Sampled decodes of a learned policy beside the greedy one
     #[arg(long, default_value_t = DECODES, value_name = "N")]
     decodes: u64,
-    /// Put an untouched iteration before each planned one, to compare makespans on a noisy machine
+    /// Put each planned iteration between two untouched ones, to compare makespans on a noisy machine
     #[arg(long)]
     interleave: bool,
     /// Run the untouched loop as well, and compare losses and final parameters bit for bit
@@ -84,7 +84,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         emulated,
         arguments.interleave,
     )?;
-    result.measure(&measured, instance.trace.makespan_ns);
+    result.measure(&instance.problem(), plan, &measured);
     result.losses = [open.losses, measured.losses].concat();
     if arguments.verify {
         let untouched = Untouched::run(&config, &arguments.workload, &arguments.flags, result.losses.len())?;
