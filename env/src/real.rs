@@ -32,13 +32,19 @@ pub enum RealError {
 }
 
 /// What a plan did on a real loop.
+///
+/// Times are lower quartiles: what else a machine does makes iterations slower and none faster, and often for seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
-    /// Median makespan of the planned iterations.
+    /// Lower quartile of the makespans of the planned iterations.
     pub makespan_ns: u64,
-    /// Median makespan of the untouched iterations run in between; none where none were asked for.
-    pub keep_all_makespan_ns: Option<u64>,
-    /// Highest peak of the planned iterations.
+    /// What the untouched iterations did; none where none were asked for.
+    pub untouched: Option<Untouched>,
+    /// Lower quartile of the time that they waited for copies.
+    pub stall_ns: u64,
+    /// Lower quartile of the time of their reruns.
+    pub rerun_ns: u64,
+    /// Highest peak of all planned iterations.
     pub peak_bytes: u64,
     /// Losses, in the order of the iterations, untouched ones included.
     pub losses: Vec<f64>,
@@ -48,8 +54,17 @@ pub struct Measurement {
     pub slow_tier_high_water_bytes: u64,
 }
 
+/// What untouched iterations did, between planned ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Untouched {
+    /// Lower quartile of their makespans.
+    pub makespan_ns: u64,
+    /// The trace, with the times that operators took in the faster half of them, in the median.
+    pub trace: Trace,
+}
+
 /// Runs `plan` on the loop that `instance` was recorded from: one iteration to match it to the trace, then `iterations`
-/// planned ones, each preceded by an untouched one if `interleave` is set.
+/// planned ones, each between two untouched ones if `interleave` is set.
 ///
 /// `paced` emulates the instance's link; without it copies take the time they take.
 pub fn run_plan(
@@ -96,9 +111,17 @@ pub fn run_plan_with(
         }
         reports.push(next(&mut planned)?);
     }
+    if interleave {
+        planned.watch_next();
+        untouched.push(next(&mut planned)?.makespan_ns);
+    }
+    let planned_ns = |time_ns: fn(&IterationReport) -> u64| quartile(reports.iter().map(time_ns)).unwrap_or(0);
     Ok(Measurement {
-        makespan_ns: median(reports.iter().map(|report| report.makespan_ns)).unwrap_or(0),
-        keep_all_makespan_ns: median(untouched.into_iter()),
+        makespan_ns: planned_ns(|report| report.makespan_ns),
+        stall_ns: planned_ns(|report| report.stall_ns),
+        rerun_ns: planned_ns(|report| report.rerun_ns),
+        untouched: quartile(untouched.iter().copied())
+            .map(|makespan_ns| Untouched { makespan_ns, trace: planned.retimed(trace, &faster_half(&untouched)) }),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).max().unwrap_or(0),
         losses,
         reports,
@@ -106,10 +129,20 @@ pub fn run_plan_with(
     })
 }
 
-fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
+/// Which iterations were the fastest: half of them, in order.
+fn faster_half(makespans_ns: &[u64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..makespans_ns.len()).collect();
+    order.sort_by_key(|&index| makespans_ns[index]);
+    order.truncate(makespans_ns.len().div_ceil(2));
+    order.sort_unstable();
+    order
+}
+
+/// The lower quartile of `values`.
+fn quartile(values: impl Iterator<Item = u64>) -> Option<u64> {
     let mut values: Vec<u64> = values.collect();
     values.sort_unstable();
-    values.get(values.len() / 2).copied()
+    values.get(values.len() / 4).copied()
 }
 
 /// Rewards what was measured on a real loop.
@@ -134,8 +167,8 @@ pub struct Rewards {
 
 impl TorchEnvironment {
     /// Records `workload`; episodes draw budgets and links from `domain`, whose traces and operator noise are replaced
-    /// by the recording. Every episode ends with `iterations` planned iterations of the loop, interleaved with as
-    /// many untouched ones.
+    /// by the recording. Every episode ends with `iterations` planned iterations of the loop, each between two untouched
+    /// ones.
     pub fn new(
         session: Session,
         workload: Box<dyn Workload>,
@@ -199,7 +232,7 @@ impl Environment for TorchEnvironment {
         if terminated {
             let (instance, plan, prediction) = (walk.instance().clone(), walk.plan().clone(), walk.prediction());
             let measured = self.measure(&instance, &plan)?;
-            let keep_all_ns = measured.keep_all_makespan_ns.unwrap_or(self.trace().makespan_ns);
+            let keep_all_ns = measured.untouched.as_ref().map_or(self.trace().makespan_ns, |own| own.makespan_ns);
             let overhead = measured.makespan_ns as f64 / keep_all_ns as f64 - 1.0;
             let over_budget_bytes = measured.peak_bytes.saturating_sub(instance.budget_bytes);
             let earned = |overhead, over| plan_reward(overhead, reference_overhead, over, instance.budget_bytes);
@@ -209,5 +242,18 @@ impl Environment for TorchEnvironment {
             self.last = Some(measured);
         }
         Ok(StepResult { observation, reward, terminated, truncated })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_a_quiet_machine() {
+        assert_eq!(faster_half(&[90, 570, 150, 900, 140]), [0, 2, 4]);
+        assert_eq!(quartile([8, 900, 7, 6, 500, 9, 700, 800].into_iter()), Some(8));
+        assert_eq!(quartile([5].into_iter()), Some(5));
+        assert_eq!(quartile([].into_iter()), None);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
-use crate::results::PointResult;
+use crate::results::{Cost, PointResult};
 use crate::svg::escaped;
 
 /// How well what was predicted agrees with what was measured, over all points that were run.
@@ -14,41 +14,87 @@ pub struct Agreement {
     pub points: usize,
     /// Greatest deviation of a measured peak from its prediction, as a share of the prediction.
     pub peak_error_max: f64,
-    /// Coefficient of determination of the makespan, absolute.
+    /// What the plan was predicted to take, when it was made.
+    pub as_planned: Determination,
+    /// What it is predicted to take with operators as fast as they were while it was measured.
+    pub retimed: Determination,
+}
+
+/// Coefficients of determination.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Determination {
+    /// Of the makespan, absolute.
     pub makespan_r2: f64,
-    /// Coefficient of determination of the slowdown: the makespan over the keep-all makespan. What a machine does at
-    /// another speed today than when it was recorded is not in it.
+    /// Of the slowdown: the makespan over the keep-all makespan.
     pub slowdown_r2: f64,
+}
+
+impl Determination {
+    fn of(pairs: &[(Cost, Cost)]) -> Self {
+        let of = |figure: fn(&Cost) -> f64| {
+            r2(&pairs.iter().map(|(predicted, measured)| (figure(predicted), figure(measured))).collect::<Vec<_>>())
+        };
+        Determination { makespan_r2: of(|cost| cost.makespan_ns as f64), slowdown_r2: of(|cost| cost.overhead) }
+    }
 }
 
 impl Agreement {
     /// The agreement of `results`; none where fewer than two were run.
     pub fn of(results: &[PointResult]) -> Option<Self> {
-        let both: Vec<_> = results.iter().filter_map(|result| Some((result.predicted, result.measured?))).collect();
-        let peak_error = both.iter().map(|(predicted, measured)| {
+        let points: Vec<_> = Point::of_all(results).collect();
+        let peak_error = points.iter().map(|Point { predicted, measured, .. }| {
             measured.peak_bytes.abs_diff(predicted.peak_bytes) as f64 / predicted.peak_bytes as f64
         });
-        let determination = |of: fn(&crate::results::Cost) -> f64| {
-            r2(&both.iter().map(|(predicted, measured)| (of(predicted), of(measured))).collect::<Vec<_>>())
+        let pairs = |predicted: fn(&Point<'_>) -> Cost| {
+            points.iter().map(|point| (predicted(point), point.measured)).collect::<Vec<_>>()
         };
-        (both.len() >= 2).then(|| Agreement {
-            points: both.len(),
+        (points.len() >= 2).then(|| Agreement {
+            points: points.len(),
             peak_error_max: peak_error.fold(0.0, f64::max),
-            makespan_r2: determination(|cost| cost.makespan_ns as f64),
-            slowdown_r2: determination(|cost| 1.0 + cost.overhead),
+            as_planned: Determination::of(&pairs(|point| point.predicted)),
+            retimed: Determination::of(&pairs(|point| point.retimed)),
         })
     }
 }
 
 impl fmt::Display for Agreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Agreement { points, peak_error_max, makespan_r2, slowdown_r2 } = self;
+        let Agreement { points, peak_error_max, as_planned, retimed } = self;
         write!(
             f,
-            "{points} points measured: peaks within {:.2} % of their prediction; R² of the makespan {makespan_r2:.3}, of \
-             the slowdown {slowdown_r2:.3}",
-            100.0 * peak_error_max
+            "{points} points measured: peaks within {:.2} % of their prediction; R² of the makespan {:.3}, of the \
+             slowdown {:.3}; with operators as fast as while it was measured {:.3} and {:.3}",
+            100.0 * peak_error_max,
+            as_planned.makespan_r2,
+            as_planned.slowdown_r2,
+            retimed.makespan_r2,
+            retimed.slowdown_r2,
         )
+    }
+}
+
+/// What was predicted of one plan beside what was measured of it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Point<'a> {
+    workload: &'a str,
+    policy: &'a str,
+    budget_bytes: u64,
+    link_bytes_per_s: f64,
+    predicted: Cost,
+    retimed: Cost,
+    measured: Cost,
+    identical: Option<bool>,
+}
+
+impl<'a> Point<'a> {
+    /// The points of `results` that were run.
+    pub fn of_all(results: &'a [PointResult]) -> impl Iterator<Item = Self> {
+        results.iter().filter_map(|result| {
+            let &PointResult { budget_bytes, link_bytes_per_s, predicted, identical, .. } = result;
+            let (measured, retimed) = (result.measured?, result.retimed?);
+            let (workload, policy) = (result.workload.as_str(), result.policy.as_str());
+            Some(Point { workload, policy, budget_bytes, link_bytes_per_s, predicted, retimed, measured, identical })
+        })
     }
 }
 
@@ -66,18 +112,18 @@ const MARGIN: f64 = 56.0;
 /// One colour per policy, from Okabe and Ito's palette for all kinds of sight.
 const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
 
-/// A scatter plot of predicted against measured slowdowns, as SVG: a point on the diagonal was predicted exactly.
+/// A scatter plot of predicted against measured slowdowns, as SVG: a point on the diagonal was predicted exactly. The
+/// predictions are those with operators as fast as while the plan was measured.
 pub fn scatter(title: &str, results: &[PointResult]) -> String {
     let mut policies: Vec<&str> = Vec::new();
     let mut points = Vec::new();
-    for result in results {
-        let Some(measured) = result.measured else { continue };
-        let known = policies.iter().position(|policy| *policy == result.policy);
+    for point in Point::of_all(results) {
+        let known = policies.iter().position(|policy| *policy == point.policy);
         let policy = known.unwrap_or_else(|| {
-            policies.push(&result.policy);
+            policies.push(point.policy);
             policies.len() - 1
         });
-        points.push((1.0 + result.predicted.overhead, 1.0 + measured.overhead, policy, result));
+        points.push((1.0 + point.retimed.overhead, 1.0 + point.measured.overhead, policy, point));
     }
     let all = || points.iter().flat_map(|&(predicted, measured, ..)| [predicted, measured]);
     let least = all().fold(1.0, f64::min).min(1.0);
@@ -107,9 +153,9 @@ pub fn scatter(title: &str, results: &[PointResult]) -> String {
         right + 42.0,
         SIDE / 2.0,
     );
-    for (predicted, measured, policy, result) in points {
+    for (predicted, measured, policy, point) in points {
         let (x, y, colour) = (along(predicted), SIDE - along(measured), COLOURS[policy % COLOURS.len()]);
-        let label = format!("{} {} at {} bytes", result.workload, result.policy, result.budget_bytes);
+        let label = format!("{} {} at {} bytes", point.workload, point.policy, point.budget_bytes);
         let _ = writeln!(
             svg,
             "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\" fill-opacity=\"0.7\"><title>{}</title></circle>",

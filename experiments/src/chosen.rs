@@ -129,7 +129,8 @@ impl Chosen {
             if let Chosen::Learned { file, .. } = self {
                 policies.push(Box::new(self.learned(file)));
             }
-            let least = least_feasible_budget(problem, &mut policies);
+            // The plan at hand may need less than what those find.
+            let least = least_feasible_budget(problem, &mut policies).min(needed);
             bail!(
                 "{} cannot hold a budget of {} bytes: its plan needs {needed} bytes; the least budget that any policy \
                  holds here is {least} bytes",

@@ -61,7 +61,7 @@ impl Comparison<'_> {
                         true,
                     )?;
                     iterations_done += measured.losses.len();
-                    result.measure(&measured, trace.makespan_ns);
+                    result.measure(&instance.problem(), &decided.planned.plan, &measured);
                 }
                 progress(&result);
                 results.push(result);

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use plimsoll_env::real::Measurement;
+use plimsoll_env::real::{Measurement, Untouched};
 use plimsoll_runtime::allocators::{Footprint, Model, Requests};
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::plan::ActionCounts;
-use plimsoll_runtime::{Decided, Plan, Prediction, Problem, Timeline};
+use plimsoll_runtime::tails::peak_without_dead_tails_bytes;
+use plimsoll_runtime::timetable::{Activity, Timetable};
+use plimsoll_runtime::{Decided, Lineage, Plan, Prediction, Problem, Timeline, Trace};
 use serde::Serialize;
 
 use crate::exact::Proof;
@@ -20,6 +22,28 @@ pub struct Cost {
     pub peak_bytes: u64,
     /// Makespan over keep-all makespan, less one.
     pub overhead: f64,
+    /// What it took beyond the keep-all makespan.
+    pub delay: Delay,
+}
+
+/// What an iteration takes beyond the keep-all makespan, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Delay {
+    /// Waits for copies.
+    pub stall_ns: u64,
+    /// Reruns.
+    pub rerun_ns: u64,
+    /// The rest. In a prediction it is what copies take from compute; in a measurement also what moving bytes costs
+    /// beside it, and what the machine happened to do.
+    pub other_ns: i64,
+}
+
+impl Delay {
+    /// The delay of an iteration of `makespan_ns`.
+    pub fn of(makespan_ns: u64, keep_all_ns: u64, stall_ns: u64, rerun_ns: u64) -> Self {
+        let other_ns = makespan_ns as i64 - keep_all_ns as i64 - stall_ns as i64 - rerun_ns as i64;
+        Delay { stall_ns, rerun_ns, other_ns }
+    }
 }
 
 /// One policy on one workload at one budget.
@@ -39,12 +63,18 @@ pub struct PointResult {
     pub budget_bytes: u64,
     /// Peak with nothing evicted, measured when the loop was recorded.
     pub keep_all_peak_bytes: u64,
+    /// How much lower that would be if the program held nothing after its last use: a plan gives such dead tails up for
+    /// nothing, so they are no saving of its own.
+    pub dead_tail_bytes: u64,
     /// Whether the plan is predicted to hold the budget.
     pub feasible: bool,
     /// What the timeline says.
     pub predicted: Cost,
     /// What the loop did, where it was run.
     pub measured: Option<Cost>,
+    /// What the same schedule is predicted to cost with operators as fast as they were while it was measured, where
+    /// untouched iterations were run in between.
+    pub retimed: Option<Cost>,
     /// Whether every iteration that was measured held the budget.
     pub held: Option<bool>,
     /// Evictions chosen at pressure points.
@@ -68,6 +98,11 @@ pub struct PointResult {
     pub offloaded_bytes: Option<u64>,
     /// Most bytes that the slow tier has held.
     pub slow_tier_high_water_bytes: Option<u64>,
+}
+
+/// How much of the keep-all peak is held after its last use.
+pub fn dead_tail_bytes(trace: &Trace, lineage: &Lineage) -> u64 {
+    lineage.keep_all_peak_bytes() - peak_without_dead_tails_bytes(trace)
 }
 
 /// What a plan makes one model of an allocator reserve.
@@ -114,9 +149,11 @@ impl PointResult {
             link_emulated,
             budget_bytes: problem.budget_bytes,
             keep_all_peak_bytes: problem.trace.peak_bytes,
+            dead_tail_bytes: dead_tail_bytes(problem.trace, problem.lineage),
             feasible: planned.fits(),
             predicted: predicted(problem, &planned.prediction),
             measured: None,
+            retimed: None,
             held: None,
             decisions: planned.decisions,
             decide_ns: planned.decide_ns,
@@ -131,15 +168,16 @@ impl PointResult {
         }
     }
 
-    /// Adds what a run of the plan measured. Without untouched iterations in between, the makespan is compared with
-    /// `keep_all_makespan_ns`.
-    pub fn measure(&mut self, measured: &Measurement, keep_all_makespan_ns: u64) {
-        let keep_all_ns = measured.keep_all_makespan_ns.unwrap_or(keep_all_makespan_ns);
-        self.measured = Some(Cost {
-            makespan_ns: measured.makespan_ns,
-            peak_bytes: measured.peak_bytes,
-            overhead: measured.makespan_ns as f64 / keep_all_ns as f64 - 1.0,
-        });
+    /// Adds what a run of the plan measured. Without untouched iterations in between, the makespan is compared with the
+    /// recorded one.
+    pub fn measure(&mut self, problem: &Problem<'_>, plan: &Plan, measured: &Measurement) {
+        let &Measurement { makespan_ns, peak_bytes, stall_ns, rerun_ns, .. } = measured;
+        let untouched = measured.untouched.as_ref();
+        let keep_all_ns = untouched.map_or(problem.trace.makespan_ns, |untouched| untouched.makespan_ns);
+        let overhead = makespan_ns as f64 / keep_all_ns as f64 - 1.0;
+        let delay = Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns);
+        self.measured = Some(Cost { makespan_ns, peak_bytes, overhead, delay });
+        self.retimed = untouched.map(|untouched| retimed(problem, plan, untouched));
         self.held = Some(measured.peak_bytes <= self.budget_bytes);
         self.losses.clone_from(&measured.losses);
         self.reruns = measured.reports.last().map(|report| report.reruns);
@@ -149,10 +187,39 @@ impl PointResult {
 }
 
 fn predicted(problem: &Problem<'_>, prediction: &Prediction) -> Cost {
+    let Prediction { makespan_ns, peak_bytes, stall_ns, recompute_ns, .. } = *prediction;
+    let keep_all_ns = problem.lineage.keep_all_makespan_ns();
     Cost {
-        makespan_ns: prediction.makespan_ns,
+        makespan_ns,
+        peak_bytes,
+        overhead: makespan_ns as f64 / keep_all_ns as f64 - 1.0,
+        delay: Delay::of(makespan_ns, keep_all_ns, stall_ns, recompute_ns),
+    }
+}
+
+/// What `plan`'s schedule costs with the times that untouched iterations took while it was measured: each operator's
+/// share of their makespan. The schedule is the one that was carried out: a plan made with these
+/// times might wait for its copies elsewhere.
+fn retimed(problem: &Problem<'_>, plan: &Plan, untouched: &Untouched) -> Cost {
+    let Problem { trace, lineage, tiers, budget_bytes, .. } = *problem;
+    let (schedule, prediction) = Timeline::new(trace, lineage, tiers).schedule(plan, budget_bytes);
+    let (mut trace, keep_all_ns) = (untouched.trace.clone(), untouched.makespan_ns);
+    let factor = keep_all_ns as f64 / trace.makespan_ns as f64;
+    let scale = |time_ns: &mut u64| *time_ns = (*time_ns as f64 * factor).round() as u64;
+    for operator in &mut trace.operators {
+        scale(&mut operator.cost_ns);
+        scale(&mut operator.gap_ns);
+    }
+    scale(&mut trace.tail_ns);
+    let timetable = Timetable::of(&trace, lineage, &schedule, tiers);
+    let stall_ns = timetable.time_ns(|activity| matches!(activity, Activity::Stall(..)));
+    let rerun_ns = timetable.time_ns(|activity| matches!(activity, Activity::Rerun(_)));
+    let makespan_ns = timetable.makespan_ns;
+    Cost {
+        makespan_ns,
         peak_bytes: prediction.peak_bytes,
-        overhead: prediction.makespan_ns as f64 / problem.lineage.keep_all_makespan_ns() as f64 - 1.0,
+        overhead: makespan_ns as f64 / keep_all_ns as f64 - 1.0,
+        delay: Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns),
     }
 }
 

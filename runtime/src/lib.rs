@@ -34,6 +34,7 @@ pub mod schedule;
 pub mod search;
 mod slack;
 pub mod sweep;
+pub mod tails;
 pub mod timeline;
 pub mod timetable;
 #[cfg(feature = "torch")]

@@ -19,10 +19,13 @@ const FIELDS: [&str; 19] = [
     "/policy",
     "/budget_bytes",
     "/keep_all_peak_bytes",
+    "/dead_tail_bytes",
     "/feasible",
     "/predicted/makespan_ns",
     "/predicted/peak_bytes",
     "/predicted/overhead",
+    "/predicted/delay/stall_ns",
+    "/retimed",
     "/measured",
     "/decisions",
     "/decide_ns",
@@ -327,7 +330,8 @@ fn evaluate_takes_other_points_than_the_configurations() {
 fn evaluate_compares_a_policy_with_every_baseline_on_the_real_loop() {
     let bench = bench();
     let call = bench.succeed(
-        "evaluate --config gpt.toml --policy gpt.policy --real --logdir compared --json compared.json --scatter compared.svg",
+        "evaluate --config gpt.toml --policy gpt.policy --real --logdir compared --json compared.json --scatter compared.svg --iterations 2 \
+         --agreement agreed.json",
     );
     let report = bench.json("compared.json");
     assert!(report["command"].as_str().unwrap().starts_with("plimsoll evaluate --config gpt.toml"));
@@ -339,13 +343,16 @@ fn evaluate_compares_a_policy_with_every_baseline_on_the_real_loop() {
     assert!(call.stdout.contains(&format!("{run} points measured: peaks within")), "{}", call.stdout);
     let drawn = std::fs::read_to_string(bench.path("compared.svg")).unwrap();
     assert_eq!(drawn.matches("<title>").count(), run, "one dot for every point that was run");
+    let agreed = bench.json("agreed.json");
+    assert_eq!((&agreed["agreement"], &agreed["command"]), (&report["agreement"], &report["command"]));
+    assert_eq!(agreed["points"].as_array().unwrap().len(), run);
     for point in results {
         assert_complete(point);
         let feasible = point["feasible"].as_bool().unwrap();
         assert_eq!(point["measured"].is_null(), !feasible, "what fits is run: {point:#}");
         if feasible {
             assert_eq!((&point["held"], &point["identical"]), (&true.into(), &true.into()), "{point:#}");
-            for field in ["/measured/makespan_ns", "/measured/peak_bytes", "/measured/overhead"] {
+            for field in ["/measured/makespan_ns", "/measured/peak_bytes", "/measured/overhead", "/retimed/overhead"] {
                 assert!(point.pointer(field).is_some_and(Value::is_number), "{field}");
             }
             let [predicted, measured] = ["/predicted/peak_bytes", "/measured/peak_bytes"]
@@ -405,6 +412,8 @@ fn a_budget_below_what_is_possible_names_the_least_one_before_the_loop_runs() {
             .unwrap_or_else(|| panic!("{message}"));
         let peak = Trace::load(bench.path("gpt.plimsoll")).unwrap().peak_bytes;
         assert!((peak / 20..peak).contains(&least), "{message}");
+        let needed = message.split_once("its plan needs ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        assert!(needed.is_some_and(|needed: u64| least <= needed), "{message}");
     }
     let message = bench.refuse(&format!("plan --trace gpt.plimsoll --budget 5% {at} dtr"));
     let least = message.split_once("holds here is ").unwrap().1.split(' ').next().unwrap();

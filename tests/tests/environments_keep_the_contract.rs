@@ -156,7 +156,7 @@ fn the_real_environment() {
     play(&mut environment, 0, |_| 0);
     let measured = environment.last_measurement().expect("the episode has ended");
     assert_eq!(measured.reports.len(), 1);
-    assert!(measured.reports[0].followed && measured.makespan_ns > 0 && measured.keep_all_makespan_ns.is_some());
+    assert!(measured.reports[0].followed && measured.makespan_ns > 0 && measured.untouched.is_some());
     assert!(measured.losses.iter().all(|loss| loss.is_finite()));
     assert!(measured.peak_bytes < environment.trace().peak_bytes, "the plan saves bytes");
     let rewards = environment.take_rewards();

@@ -47,6 +47,8 @@ fn behaviour_accounts_for_every_byte_of_the_peak() {
     let trace = Trace::load(bench.path("gpt.plimsoll")).unwrap();
     let text = bench.succeed("behaviour gpt.plimsoll --link 8GB/s --json behaviour.json --svg behaviour.svg").stdout;
     let report = bench.json("behaviour.json");
+    assert!(report["dead_tail_bytes"].as_u64().unwrap() < report["peak_bytes"].as_u64().unwrap(), "{text}");
+    assert!(text.contains("dead tails, held after their last use: "), "{text}");
     assert_eq!(report["peak_bytes"], Lineage::of(&trace).keep_all_peak_bytes());
     assert_eq!(sum(&report["at_peak"], "bytes"), report["peak_bytes"]);
     assert_eq!(sum(&report["intervals"]["histogram"], "intervals"), report["intervals"]["count"]);

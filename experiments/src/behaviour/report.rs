@@ -25,6 +25,8 @@ pub struct Report {
     pub peak_bytes: u64,
     /// Time of that moment.
     pub peak_at: u64,
+    /// How much lower the peak would be if nothing were held after its last use, where the source knows uses.
+    pub dead_tail_bytes: Option<u64>,
     /// Most bytes that the allocator had reserved, where the source says.
     pub reserved_bytes: Option<u64>,
     /// Times that it ran out of memory, where the source says.
@@ -258,6 +260,7 @@ impl Report {
             length: history.length(),
             peak_bytes,
             peak_at: history.at(peak) - history.at(0),
+            dead_tail_bytes: None,
             reserved_bytes: None,
             out_of_memory: None,
             at_peak: at_peak.filter(|kind| kind.blocks > 0).collect(),
@@ -359,6 +362,9 @@ impl fmt::Display for Report {
             time(self.length),
             self.times()
         )?;
+        if let Some(dead_tail_bytes) = self.dead_tail_bytes {
+            writeln!(f, "dead tails, held after their last use: {} MiB of the peak", mib(dead_tail_bytes))?;
+        }
         if let Some(reserved_bytes) = self.reserved_bytes {
             let fragmentation = 100.0 * (1.0 - self.peak_bytes as f64 / reserved_bytes.max(1) as f64);
             writeln!(f, "reserved {} MiB: fragmentation {fragmentation:.1}%", mib(reserved_bytes))?;

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use plimsoll_runtime::file::write_whole;
-use plimsoll_runtime::{FileKind, Trace};
+use plimsoll_runtime::{FileKind, Lineage, Trace};
 
 use crate::behaviour::drawing::draw;
 use crate::behaviour::history::History;
 use crate::behaviour::report::{Iteration, Report};
 use crate::behaviour::snapshot;
 use crate::loops::LinkFlag;
-use crate::results::write_json;
+use crate::results::{dead_tail_bytes, write_json};
 
 /// Flags.
 #[derive(Args)]
@@ -41,7 +41,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let (history, report) = if FileKind::of(&arguments.file)? == FileKind::Trace {
         let trace = Trace::load(&arguments.file)?;
         let history = History::of_trace(&trace);
-        let report = Report::of(&history, Iteration::of_trace(&trace), link, arguments.top);
+        let dead_tail_bytes = Some(dead_tail_bytes(&trace, &Lineage::of(&trace)));
+        let report =
+            Report { dead_tail_bytes, ..Report::of(&history, Iteration::of_trace(&trace), link, arguments.top) };
         (history, report)
     } else {
         let bytes = std::fs::read(&arguments.file).with_context(|| arguments.file.display().to_string())?;

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::held_out::{self, HeldOutFlags, Request};
 use super::train::command_line;
-use crate::agreement::{Agreement, scatter};
+use crate::agreement::{Agreement, Point, scatter};
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::evaluation::{Comparison, broken_promises};
 use crate::loops::{LinkFlag, LoopFlags, emulated};
@@ -45,6 +45,12 @@ pub struct Arguments {
     /// Compare with this baseline, in place of the configuration's; may be given several times
     #[arg(long, value_name = "BASELINE")]
     baseline: Vec<String>,
+    /// Planned iterations measured for each point, in place of the configuration's
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    iterations: Option<u64>,
+    /// Where to write what was predicted of each plan beside what was measured, as JSON
+    #[arg(long, value_name = "FILE", requires = "real")]
+    agreement: Option<PathBuf>,
     /// Where to draw predicted against measured slowdowns, as SVG
     #[arg(long, value_name = "FILE", requires = "real")]
     scatter: Option<PathBuf>,
@@ -70,6 +76,14 @@ struct Report<'a> {
     results: &'a [PointResult],
 }
 
+/// How well the timeline predicted, with the command that measured it.
+#[derive(Serialize)]
+struct AgreementReport<'a> {
+    command: String,
+    agreement: Option<Agreement>,
+    points: Vec<Point<'a>>,
+}
+
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut config = FamilyConfig::load(&arguments.config)?;
@@ -80,7 +94,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     narrow(&mut config, &arguments)?;
     let policies = policies(&config, &arguments.policy)?;
-    [&arguments.json, &arguments.scatter].into_iter().flatten().try_for_each(|path| require_writable(path))?;
+    [&arguments.json, &arguments.scatter, &arguments.agreement]
+        .into_iter()
+        .flatten()
+        .try_for_each(|path| require_writable(path))?;
     arguments.logdir.as_deref().map_or(Ok(()), require_directory)?;
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
@@ -111,6 +128,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let agreement = Agreement::of(&results);
     if let Some(path) = &arguments.json {
         write_json(path, &Report { command: command_line(), agreement, results: &results })?;
+    }
+    if let Some(path) = &arguments.agreement {
+        let points = Point::of_all(&results).collect();
+        write_json(path, &AgreementReport { command: command_line(), agreement, points })?;
     }
     if let Some(path) = &arguments.scatter {
         let title = format!("{}: slowdown, predicted and measured", config.family);
@@ -143,6 +164,7 @@ fn narrow(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<()
     if !arguments.baseline.is_empty() {
         evaluation.baselines.clone_from(&arguments.baseline);
     }
+    evaluation.iterations = arguments.iterations.map_or(evaluation.iterations, |iterations| iterations as usize);
     Ok(())
 }
 
@@ -223,4 +245,16 @@ fn print(comparison: &Comparison<'_>, results: &[PointResult]) {
         ]);
     }
     print!("{table}");
+    let mut told = Vec::new();
+    for result in results.iter().filter(|result| result.dead_tail_bytes > 0) {
+        if !told.contains(&&result.workload) {
+            told.push(&result.workload);
+            println!(
+                "{}: {} MiB of the keep-all peak of {} MiB are dead tails, which no plan has to save",
+                result.workload,
+                mib(result.dead_tail_bytes),
+                mib(result.keep_all_peak_bytes),
+            );
+        }
+    }
 }

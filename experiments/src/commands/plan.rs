@@ -120,6 +120,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         result.decided_by,
         milliseconds(result.decide_ns),
     );
+    println!(
+        "{} MiB of the keep-all peak of {} MiB are dead tails, held after their last use: no saving of the plan's",
+        mib(result.dead_tail_bytes),
+        mib(result.keep_all_peak_bytes),
+    );
     if let Some(proof) = proof {
         println!("{}", proof.sentence(lineage.keep_all_makespan_ns()));
     }

@@ -40,7 +40,7 @@ pub struct Arguments {
     actions: ActionSet,
     #[command(flatten)]
     planner: PlannerFlags,
-    /// Put an untouched iteration before each planned one, to compare makespans on a noisy machine
+    /// Put each planned iteration between two untouched ones, to compare makespans on a noisy machine
     #[arg(long)]
     interleave: bool,
     /// Run the untouched loop as well, and compare losses and final parameters bit for bit
@@ -83,7 +83,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         arguments.iterations,
         arguments.interleave,
     )?;
-    result.measure(&measured, instance.trace.makespan_ns);
+    result.measure(&instance.problem(), plan, &measured);
     result.losses = [open.losses, measured.losses].concat();
     if arguments.verify {
         let untouched = Untouched::run(&config, &arguments.workload, &arguments.flags, result.losses.len())?;

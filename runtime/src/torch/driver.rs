@@ -41,7 +41,18 @@ pub(crate) struct Wanted {
     /// Whether that needs all storages to be known before the first operator.
     pub(crate) bound_only: bool,
     /// Whether the iteration is recorded.
-    pub(crate) record: bool,
+    pub(crate) record: Record,
+}
+
+/// What is recorded of an iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    /// Nothing.
+    Nothing,
+    /// What takes how long. Whether storages are filled in past the dispatcher is not found out, which takes time.
+    Times,
+    /// All of it.
+    Whole,
 }
 
 /// What is left of an iteration when it ends.
@@ -63,6 +74,7 @@ pub(crate) struct Driver {
     /// Whether everything so far went as predicted.
     exact: bool,
     recording: Option<Recording>,
+    record: Record,
     /// By operator index: what runs an operator again.
     makers: Vec<Option<MakerId>>,
     deviation: Option<String>,
@@ -91,6 +103,7 @@ impl Driver {
             acts: false,
             exact: false,
             recording: None,
+            record: Record::Nothing,
             makers: Vec::new(),
             deviation: None,
             started: Instant::now(),
@@ -120,7 +133,8 @@ impl Driver {
         self.start_bytes = shim::live_bytes();
         self.residency.report = IterationReport::default();
         self.residency.reactive.started_ns = self.residency.now_ns();
-        self.recording = wanted.record.then(|| {
+        self.record = wanted.record;
+        self.recording = (wanted.record != Record::Nothing).then(|| {
             let local = |entry| before.get(&entry).copied();
             let known = self
                 .residency
@@ -314,8 +328,9 @@ impl Driver {
             Some(leader) if self.acts => self.programs[leader].wants_recipe(),
             _ => self.keeps_recipes,
         };
-        let watch = recipe || self.recording.is_some();
-        Wish { recipe, watch, times: watch || self.residency.events.is_on() }
+        let watch = recipe || self.recording.is_some() && self.record == Record::Whole;
+        let times = watch || self.recording.is_some() || self.residency.events.is_on();
+        Wish { recipe, watch, times }
     }
 
     /// An operator has run.

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use super::copy::CopyEngine;
-use super::driver::{Driver, Open, Shared, Wanted};
+use super::driver::{Driver, Open, Record, Shared, Wanted};
 use super::program::{Known, Program, Scheduled};
 use super::reactive::Reactive;
+use super::recording::{RecordedIteration, retime};
 use super::report::IterationReport;
 use super::residency::Residency;
 use super::session::{Session, SessionError};
@@ -27,6 +28,7 @@ pub struct Executor {
     session: Session,
     shared: Arc<Shared>,
     watch_next: bool,
+    watched: Vec<RecordedIteration>,
 }
 
 impl Executor {
@@ -45,21 +47,32 @@ impl Executor {
         let reactive = Reactive::new(Box::new(Dtr), ActionSet::ALL, Link::symmetric(1e9, 0));
         let mut driver = Driver::new(Residency::new(engine, reactive));
         driver.programs.push(Program::new(known, scheduled));
-        Executor { session, shared: Arc::new(Shared::new(driver)), watch_next: false }
+        Executor { session, shared: Arc::new(Shared::new(driver)), watch_next: false, watched: Vec::new() }
     }
 
     /// Runs one iteration of the training loop.
     pub fn iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<(R, IterationReport), SessionError> {
         let act = !std::mem::take(&mut self.watch_next);
-        let wanted = Wanted { act, bound_only: true, record: false };
+        let wanted = Wanted { act, bound_only: true, record: if act { Record::Nothing } else { Record::Times } };
         let open = Open::begin(self.session, &self.shared, Some(0), wanted, u64::MAX)?;
         let result = body();
-        Ok((result, open.close()?.report))
+        let ended = open.close()?;
+        self.watched.extend(ended.recorded);
+        Ok((result, ended.report))
     }
 
     /// Most bytes that the slow tier has held.
     pub fn slow_tier_high_water_bytes(&self) -> u64 {
         self.shared.lock().residency.engine.high_water_bytes()
+    }
+
+    /// `trace`, which this executor was made for, with the times of untouched iterations: per operator the median of
+    /// those that `which` names, counted from the first that was watched. They must have done what the trace does.
+    pub fn retimed(&self, trace: &Trace, which: &[usize]) -> Trace {
+        let iterations: Vec<&RecordedIteration> = which.iter().map(|&index| &self.watched[index]).collect();
+        let mut trace = trace.clone();
+        retime(&iterations, &mut trace);
+        trace
     }
 
     /// Leaves the next iteration untouched: it is checked against the trace and measured, and nothing is evicted.

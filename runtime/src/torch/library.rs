@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::driver::{Driver, Ended};
 use super::program::{Known, Program, Scheduled};
-use super::recording::{RecordedIteration, trace_of};
+use super::recording::{RecordedIteration, retime, trace_of};
 use super::report::{Course, IterationReport, Report};
 use crate::baselines::{Dtr, baseline};
 use crate::hardware::Link;
@@ -253,7 +253,7 @@ impl Library {
         let program = &mut driver.programs[index];
         if let Some(recorded) = recorded.filter(|_| shelf.remeasure) {
             let mut trace = Trace::clone(&program.known.trace);
-            recorded.retime(&mut trace);
+            retime(&[&recorded], &mut trace);
             program.known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
             shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
             program.scheduled = self.plan(&program.known, budget_bytes, &shelf, report);

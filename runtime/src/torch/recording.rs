@@ -265,17 +265,6 @@ impl RecordedIteration {
         self.known_as.clear();
     }
 
-    /// Puts the times that were measured now into a trace of the same iteration.
-    pub(crate) fn retime(&self, trace: &mut Trace) {
-        assert_eq!(self.measured.len(), trace.operators.len(), "the iteration is the one of the trace");
-        for (operator, measured) in trace.operators.iter_mut().zip(&self.measured) {
-            operator.cost_ns = measured.cost_ns;
-            operator.gap_ns = measured.gap_ns;
-        }
-        trace.tail_ns = self.tail_ns;
-        trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
-    }
-
     /// Whether anything ran.
     pub(crate) fn is_empty(&self) -> bool {
         self.steps.is_empty()
@@ -369,6 +358,22 @@ pub(crate) fn trace_of(
         trace.makespan_ns = lineage.keep_all_makespan_ns();
     }
     Ok(trace)
+}
+
+/// Puts the times that `iterations` took, in the median, into a trace of the same iteration.
+pub(crate) fn retime(iterations: &[&RecordedIteration], trace: &mut Trace) {
+    for iteration in iterations {
+        assert_eq!(iteration.measured.len(), trace.operators.len(), "the iteration is the one of the trace");
+    }
+    let median = |of: &dyn Fn(&RecordedIteration) -> u64| {
+        median_and_spread(iterations.iter().map(|iteration| of(iteration)).collect()).0
+    };
+    for (index, operator) in trace.operators.iter_mut().enumerate() {
+        operator.cost_ns = median(&|iteration| iteration.measured[index].cost_ns);
+        operator.gap_ns = median(&|iteration| iteration.measured[index].gap_ns);
+    }
+    trace.tail_ns = median(&|iteration| iteration.tail_ns);
+    trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
 }
 
 fn operators_of(iterations: &[&RecordedIteration], last: &RecordedIteration) -> (Vec<String>, Vec<Operator>) {

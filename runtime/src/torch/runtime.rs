@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Device;
 
 use super::copy::{CopyEngine, HostEngine};
-use super::driver::{Driver, Ended, Open, Shared, Wanted};
+use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
 use super::library::{Decider, Library};
 use super::reactive::Reactive;
 use super::report::Report;
@@ -222,7 +222,8 @@ impl Keeper {
         }
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
         let leader = self.library.expected(&driver.programs);
-        let wanted = Wanted { act: true, bound_only: false, record: self.library.records(leader) };
+        let record = if self.library.records(leader) { Record::Whole } else { Record::Nothing };
+        let wanted = Wanted { act: true, bound_only: false, record };
         // Where every operator is refused, nothing is to be evicted.
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes } }
     }
@@ -292,7 +293,7 @@ impl Runtime {
         });
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
         // It starts anywhere in an iteration.
-        self.shared.begin(leader, Wanted { record: false, ..wanted }, line_bytes)?;
+        self.shared.begin(leader, Wanted { record: Record::Nothing, ..wanted }, line_bytes)?;
         Ok(Detection { runtime: self, detector, listening: Some(listening) })
     }
 

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::extents::Extents;
 use super::gather::{Gather, Part};
-use super::host::{PROBE_BYTES, PROBE_ROUNDS, kill, probe, workers};
+use super::host::{kill, workers};
+use super::probe::{COPIED_BYTES, PROBE_BYTES, probe};
 use super::slabs::{Mapped, MemorySlab, PAGE_BYTES, Pool, whole_pages};
 use super::spill::SpillFile;
 use super::ticket::{Completion, Done, Promise, Ticket};
@@ -207,8 +208,7 @@ impl FileEngine {
         let before_ns = processor_ns();
         let link = probe(&mut engine, Tier::File)?;
         // The probe's own filling of its source counts for little beside the copies.
-        let copied_bytes = (2 * PROBE_ROUNDS * PROBE_BYTES) as f64;
-        let contention_ns_per_byte = (processor_ns() - before_ns) as f64 / copied_bytes;
+        let contention_ns_per_byte = (processor_ns() - before_ns) as f64 / COPIED_BYTES as f64;
         Ok(Link { contention_ns_per_byte, ..link })
     }
 

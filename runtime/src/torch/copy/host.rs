@@ -1,9 +1,9 @@
 //! The engine whose slow tier is this machine's memory.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::gather::Move;
+use super::probe::probe;
 use super::slabs::{Mapped, MemorySlab, Pool};
 use super::ticket::{Done, Promise, Ticket};
 use super::worker::{Pace, Worker};
@@ -43,10 +43,10 @@ impl HostEngine {
         HostEngine { out, back, slabs, is_emulated: pace.is_some(), host_waits: 0 }
     }
 
-    /// Measures this machine's own link: the median of several copies of 16 MiB each way, into fresh memory as the loop
-    /// would have it. A copy keeps one core busy all the while, which kernels that use every core must wait for.
+    /// Measures this machine's own link: the median of several copies each way. A copy keeps one core busy all the while,
+    /// which kernels that use every core must wait for.
     pub fn probe() -> Link {
-        let link = probe(&mut HostEngine::new(None), Tier::Host).expect("this machine has 48 MiB left");
+        let link = probe(&mut HostEngine::new(None), Tier::Host).expect("this machine has 128 MiB left");
         let copying_s_per_byte = 0.5 * (1.0 / link.offload_bytes_per_s + 1.0 / link.prefetch_bytes_per_s);
         Link { contention_ns_per_byte: 1e9 * copying_s_per_byte, ..link }
     }
@@ -63,42 +63,6 @@ impl HostEngine {
 pub(super) fn kill(worker: &Worker) {
     let death = worker.ticket(Tier::Host, 0, Box::new(|| panic!("injected: a copy worker dies")));
     let _ = death.and_then(|ticket| ticket.wait_for_workers());
-}
-
-/// What a probe copies at a time.
-pub(super) const PROBE_BYTES: usize = 16 << 20;
-/// How often it does so, each way.
-pub(super) const PROBE_ROUNDS: usize = 7;
-
-/// Measures an engine by some copies. What copies take from compute is left at zero.
-pub(super) fn probe(engine: &mut dyn CopyEngine, tier: Tier) -> Result<Link, CopyError> {
-    let room = Pool::new(Box::new(Mapped), u64::MAX);
-    let source = room.take(PROBE_BYTES)?;
-    // SAFETY: the slab holds as many bytes. Memory that was never written would be read from one zero page.
-    unsafe { source.at(0).write_bytes(1, PROBE_BYTES) };
-    let mut rates = [[0.0; PROBE_ROUNDS]; 2];
-    for round in 0..rates[0].len() {
-        let started = Instant::now();
-        let piece = DeviceBytes { start: source.at(0), bytes: PROBE_BYTES };
-        // SAFETY: `source` lives, unwritten, until the wait.
-        let (mut copies, ticket) = unsafe { engine.offload(&[piece], tier) }?;
-        let copy = copies.pop().expect("one copy for each piece");
-        engine.wait(&ticket)?;
-        rates[0][round] = PROBE_BYTES as f64 / started.elapsed().as_secs_f64();
-        // A pool of its own, so that its memory is fresh.
-        let fresh = Pool::new(Box::new(Mapped), u64::MAX).take(PROBE_BYTES)?;
-        let started = Instant::now();
-        // SAFETY: `fresh` lives, unread, until the wait.
-        let ticket = unsafe { engine.prefetch(&[(&copy, fresh.at(0))]) }?;
-        engine.wait(&ticket)?;
-        rates[1][round] = PROBE_BYTES as f64 / started.elapsed().as_secs_f64();
-        engine.free(copy);
-    }
-    let [offload_bytes_per_s, prefetch_bytes_per_s] = rates.map(|mut rates| {
-        rates.sort_unstable_by(f64::total_cmp);
-        rates[rates.len() / 2]
-    });
-    Ok(Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns: 20_000, contention_ns_per_byte: 0.0 })
 }
 
 /// Waits until the offload that fills `slab` has ended.

@@ -17,6 +17,7 @@ mod faulty;
 mod file;
 mod gather;
 mod host;
+mod probe;
 mod slabs;
 mod spill;
 mod stream;

@@ -1,6 +1,8 @@
 //! What a copy under way is known by, and how its end is told.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::CopyError;
 use super::device::RecordedEvent;
@@ -63,22 +65,46 @@ impl Ticket {
 /// How a worker's copy ended, once it has.
 #[derive(Debug, Default)]
 pub(super) struct Completion {
-    outcome: Mutex<Option<Result<(), CopyError>>>,
-    settled: Condvar,
+    settled: Mutex<Option<Settled>>,
+    told: Condvar,
+}
+
+/// The end of a copy, as its worker tells it.
+#[derive(Clone, Debug)]
+struct Settled {
+    outcome: Result<(), CopyError>,
+    /// When the copy counts as made, where a link is emulated: until then it is under way.
+    due: Option<Instant>,
 }
 
 impl Completion {
     /// How it ended; none while it is under way.
     pub(super) fn outcome(&self) -> Option<Result<(), CopyError>> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        settled.filter(|settled| settled.due.is_none_or(|due| due <= Instant::now())).map(|settled| settled.outcome)
     }
 
     /// Blocks until it has ended.
     pub(super) fn wait(&self) -> Result<(), CopyError> {
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        let under_way = |outcome: &mut Option<_>| outcome.is_none();
-        let outcome = self.settled.wait_while(outcome, under_way).unwrap_or_else(PoisonError::into_inner);
-        outcome.clone().expect("settled")
+        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        let under_way = |settled: &mut Option<_>| settled.is_none();
+        let settled = self.told.wait_while(settled, under_way).unwrap_or_else(PoisonError::into_inner);
+        let Settled { outcome, due } = settled.clone().expect("settled");
+        drop(settled);
+        due.into_iter().for_each(sleep_until);
+        outcome
+    }
+}
+
+/// How late a sleeper may wake: the system's slack and the way of a sleeping processor. The rest of a wait is awake.
+const WAKES_LATE: Duration = Duration::from_micros(300);
+
+/// Blocks until `moment`, and hardly longer: the thread that computes waits here, and its lateness would be the link's.
+fn sleep_until(moment: Instant) {
+    let left = moment.saturating_duration_since(Instant::now());
+    thread::sleep(left.saturating_sub(WAKES_LATE));
+    while Instant::now() < moment {
+        thread::yield_now();
     }
 }
 
@@ -92,19 +118,21 @@ impl Promise {
         (Promise(Arc::clone(&completion)), completion)
     }
 
-    pub(super) fn settle(self, outcome: Result<(), CopyError>) {
-        self.settle_first(outcome);
+    /// Tells how the copy ended. One that was made counts as made at `due`, where that is given.
+    pub(super) fn settle(self, outcome: Result<(), CopyError>, due: Option<Instant>) {
+        let due = due.filter(|_| outcome.is_ok());
+        self.settle_first(Settled { outcome, due });
     }
 
-    fn settle_first(&self, outcome: Result<(), CopyError>) {
-        self.0.outcome.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
-        self.0.settled.notify_all();
+    fn settle_first(&self, settled: Settled) {
+        self.0.settled.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(settled);
+        self.0.told.notify_all();
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.settle_first(Err(CopyError::WorkerDied));
+        self.settle_first(Settled { outcome: Err(CopyError::WorkerDied), due: None });
     }
 }
 
@@ -125,10 +153,29 @@ mod tests {
                 })
                 .collect();
             assert_eq!(completion.outcome(), None);
-            promise.settle(expected.clone());
+            promise.settle(expected.clone(), None);
             for waiter in waiters {
                 assert_eq!(waiter.join().unwrap(), (expected.clone(), expected.clone()));
             }
+        }
+    }
+
+    #[test]
+    fn a_copy_that_is_due_later_is_under_way_until_then_and_one_that_failed_is_not() {
+        let (promise, completion) = Promise::new();
+        let due = Instant::now() + Duration::from_secs(3600);
+        promise.settle(Ok(()), Some(due));
+        assert_eq!(completion.outcome(), None);
+        let (promise, completion) = Promise::new();
+        promise.settle(Err(CopyError::Full { bytes: 7 }), Some(due));
+        assert_eq!(completion.outcome(), Some(Err(CopyError::Full { bytes: 7 })));
+        for wait in [Duration::ZERO, WAKES_LATE / 2, 2 * WAKES_LATE] {
+            let (promise, completion) = Promise::new();
+            let due = Instant::now() + wait;
+            promise.settle(Ok(()), Some(due));
+            assert_eq!(completion.wait(), Ok(()));
+            assert!(Instant::now() >= due, "it took less than {wait:?}");
+            assert_eq!(completion.outcome(), Some(Ok(())));
         }
     }
 

@@ -48,7 +48,8 @@ impl Worker {
     pub(super) fn start(name: &str, pace: Option<Pace>) -> Self {
         let (orders, incoming) = channel::<Order>();
         let work = move || {
-            // When the emulated link is free again. Sleeping too long must not make it slower, so it keeps its own time.
+            // When the emulated link is free again. It keeps its own time: bytes are copied as soon as they may be, and the
+            // copy counts as made when the link would have made it. A worker that slept until then would wake late.
             let mut free_at = Instant::now();
             while let Ok(Order { asked_for, bytes, job, promise }) = incoming.recv() {
                 let Ok(outcome) = catch_unwind(AssertUnwindSafe(job)) else {
@@ -58,11 +59,11 @@ impl Worker {
                     drop(promise);
                     return;
                 };
-                if let Some(pace) = pace {
+                let due = pace.map(|pace| {
                     free_at = asked_for.max(free_at) + pace.time_of(bytes);
-                    thread::sleep(free_at.saturating_duration_since(Instant::now()));
-                }
-                promise.settle(outcome);
+                    free_at
+                });
+                promise.settle(outcome, due);
             }
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(work).expect("a thread for copies");
@@ -122,6 +123,27 @@ mod tests {
         assert_eq!(queued.unwrap().wait_for_workers(), Err(CopyError::WorkerDied));
         let later = worker.ticket(Tier::Host, 0, Box::new(|| Ok(())));
         assert_eq!(later.map(|_| ()), Err(CopyError::WorkerDied));
+    }
+
+    #[test]
+    fn a_paced_worker_makes_copies_at_once_and_tells_them_one_after_another() {
+        let pace = Pace { bytes_per_s: 1e6, latency_ns: 1_000_000 };
+        let worker = Worker::start("under-test", Some(pace));
+        let started = Instant::now();
+        let (made, makes) = channel();
+        let copy = |bytes| {
+            let made = made.clone();
+            let job = move || made.send(()).map_err(|_| CopyError::WorkerDied);
+            worker.ticket(Tier::Host, bytes, Box::new(job)).unwrap()
+        };
+        let (first, second) = (copy(4_000), copy(0));
+        // It would be an hour before a link of no bandwidth is free again, and the bytes behind are there all the same.
+        let (_endless, behind) = (copy(usize::MAX), copy(1));
+        (0..4).for_each(|_| makes.recv().unwrap());
+        second.wait_for_workers().unwrap();
+        assert!(started.elapsed() >= 2 * Duration::from_nanos(pace.latency_ns) + Duration::from_millis(4));
+        assert_eq!(first.wait_for_workers(), Ok(false));
+        assert!(behind.done().all(|done| matches!(done, Done::Worker(end) if end.outcome().is_none())));
     }
 
     #[test]
