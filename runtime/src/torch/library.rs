@@ -40,18 +40,23 @@ pub(super) enum Decider {
 }
 
 impl Decider {
-    /// The policy that decides when bytes run out.
+    /// The policy that decides when bytes run out: DTR's rule where ours has to see the whole iteration first.
     pub(super) fn reactive(&self) -> Box<dyn Policy + Send> {
+        let policy = self.policy();
+        if policy.decides_unopened() { policy } else { Box::new(Dtr) }
+    }
+
+    fn policy(&self) -> Box<dyn Policy + Send> {
         match self {
             Decider::Learned(policy) => policy.clone(),
-            Decider::Baseline(name) => baseline(name, 0).unwrap_or_else(|| Box::new(Dtr)),
+            Decider::Baseline(name) => baseline(name, 0).expect("the builder has asked for it"),
         }
     }
 
     fn plan(&self, problem: Problem<'_>, decodes: u64) -> crate::planner::Planned {
         match self {
             Decider::Learned(policy) => plan_learned(problem, policy, decodes).planned,
-            Decider::Baseline(_) => plan(problem, self.reactive().as_mut()),
+            Decider::Baseline(_) => plan(problem, self.policy().as_mut()),
         }
     }
 }
@@ -217,7 +222,7 @@ impl Library {
         } else {
             let planned = self.decider.plan(problem, self.decodes);
             if !planned.fits() {
-                let mut policies = [self.decider.reactive(), Box::new(Dtr)];
+                let mut policies = [self.decider.policy(), Box::new(Dtr)];
                 let least = least_feasible_budget(problem, &mut policies);
                 self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
             }

@@ -99,7 +99,8 @@ impl Builder {
         self
     }
 
-    /// A baseline that decides, by its name.
+    /// A baseline that decides, by its name. Where it has to see a whole iteration first, DTR's rule decides when bytes run
+    /// out.
     pub fn baseline(mut self, name: &str) -> Self {
         let known = BASELINES.into_iter().find(|known| *known == name);
         self.decider =
