@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use plimsoll_runtime::torch::{Executor, HostEngine, IterationReport, Session, SessionError};
-use plimsoll_runtime::{Choice, Plan, Timeline, Trace};
+use plimsoll_runtime::torch::{CopyEngine, Executor, HostEngine, IterationReport, Session, SessionError};
+use plimsoll_runtime::{Choice, Plan, Problem, Timeline, Trace};
 use tch::TchError;
 
 use crate::environment::{Environment, Observation, StepResult};
@@ -51,19 +51,18 @@ pub struct Measurement {
 /// Runs `plan` on the loop that `instance` was recorded from: one iteration to match it to the trace, then `iterations`
 /// planned ones, each preceded by an untouched one if `interleave` is set.
 ///
-/// `paced` emulates the instance's link; without it copies take the time they take.
+/// `engine` makes the copies, which `problem` says the cost of.
 pub fn run_plan(
     session: Session,
     workload: &mut dyn Workload,
-    instance: &Instance,
+    problem: &Problem<'_>,
     plan: &Plan,
+    engine: Box<dyn CopyEngine>,
     iterations: usize,
-    paced: bool,
     interleave: bool,
 ) -> Result<Measurement, RealError> {
-    let (trace, lineage) = (&*instance.trace, &*instance.lineage);
-    let engine = Box::new(HostEngine::new(paced.then_some(instance.link)));
-    let (schedule, _) = Timeline::new(trace, lineage, instance.link).schedule(plan, instance.budget_bytes);
+    let Problem { trace, lineage, tiers, budget_bytes, .. } = *problem;
+    let (schedule, _) = Timeline::new(trace, lineage, tiers).schedule(plan, budget_bytes);
     let mut planned = Executor::new(session, trace, lineage, plan, schedule, engine);
     let mut losses = Vec::new();
     let (mut reports, mut untouched) = (Vec::new(), Vec::new());
@@ -135,7 +134,8 @@ impl TorchEnvironment {
     }
 
     fn measure(&mut self, instance: &Instance, plan: &Plan) -> Result<Measurement, RealError> {
-        run_plan(self.session, self.workload.as_mut(), instance, plan, self.iterations, true, true)
+        let engine = Box::new(HostEngine::new(Some(instance.link)));
+        run_plan(self.session, self.workload.as_mut(), &instance.problem(), plan, engine, self.iterations, true)
     }
 }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
-use plimsoll_runtime::{Lineage, Link};
+use plimsoll_runtime::{Lineage, Problem};
 
 use crate::chosen::Chosen;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
 use crate::results::PointResult;
+use crate::tiers::OpenTiers;
 
 /// How to compare.
 pub struct Comparison<'a> {
@@ -17,8 +18,8 @@ pub struct Comparison<'a> {
     pub config: &'a FamilyConfig,
     /// The policies.
     pub policies: &'a [Chosen],
-    /// What copies cost.
-    pub link: Link,
+    /// Where copies go, and what they cost.
+    pub tiers: OpenTiers,
     /// Whether the link is emulated.
     pub link_emulated: bool,
     /// Sampled decodes of learned policies.
@@ -42,22 +43,23 @@ impl Comparison<'_> {
             let instance = Instance {
                 trace: trace.clone(),
                 lineage: lineage.clone(),
-                link: self.link,
+                link: self.tiers.tiers.host,
                 budget_bytes: budget.resolve(trace.peak_bytes),
                 actions: self.config.evaluation.actions,
             };
+            let problem = Problem { tiers: self.tiers.tiers, ..instance.problem() };
             for policy in self.policies {
-                let decided = policy.plan(instance.problem(), self.decodes);
-                let mut result = PointResult::planned(policy.name(), &instance.problem(), self.link_emulated, &decided);
+                let decided = policy.plan(problem, self.decodes);
+                let mut result = PointResult::planned(policy.name(), &problem, self.link_emulated, &decided);
                 firsts.push(iterations_done);
                 if self.real && result.feasible {
                     let measured = run_plan(
                         open.session,
                         open.workload.as_mut(),
-                        &instance,
+                        &problem,
                         &decided.planned.plan,
+                        self.tiers.engine()?,
                         self.config.evaluation.iterations,
-                        self.link_emulated,
                         true,
                     )?;
                     iterations_done += measured.losses.len();

@@ -9,7 +9,7 @@ use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{HostEngine, Session};
 use plimsoll_runtime::{Link, Trace};
-use tch::Device;
+use tch::{Device, TchError};
 
 /// Latency of a copy on an emulated link.
 pub const LATENCY_NS: u64 = 20_000;
@@ -109,10 +109,21 @@ pub struct Untouched {
 impl Untouched {
     /// Runs the workload `name` for `iterations` iterations with nothing in between.
     pub fn run(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
+        Self::watch(config, name, flags, iterations, |step| step())
+    }
+
+    /// The same; every iteration is run by `watcher`.
+    pub fn watch(
+        config: &FamilyConfig,
+        name: &str,
+        flags: &LoopFlags,
+        iterations: usize,
+        mut watcher: impl FnMut(&mut dyn FnMut() -> Result<f64, TchError>) -> Result<f64, TchError>,
+    ) -> anyhow::Result<Self> {
         let mut workload = build(config, name, open_device(flags.device)?, flags.seed)?;
         let mut losses = Vec::with_capacity(iterations);
         for _ in 0..iterations {
-            losses.push(workload.iteration()?.to_bits());
+            losses.push(watcher(&mut || workload.iteration())?.to_bits());
         }
         Ok(Untouched { losses, variables: bits(workload.as_ref())? })
     }

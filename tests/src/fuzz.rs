@@ -9,7 +9,9 @@ use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use plimsoll_runtime::baselines::BASELINES;
+use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
 use plimsoll_runtime::torch::{Budget, Executor, HostEngine, RecordError, Recorder, Runtime};
+use plimsoll_runtime::trace::StorageId;
 use plimsoll_runtime::{ActionSet, Lineage, Link, Timeline, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -164,7 +166,7 @@ pub struct Program {
 pub enum Verdict {
     /// The same bits.
     Same(Tally),
-    /// Not a program that trains: it fails untouched, or its iterations are not alike.
+    /// Not a program that trains: it fails or leaks untouched, or its iterations are not alike.
     Unlawful,
     /// What differs.
     Different(String),
@@ -230,6 +232,10 @@ impl Program {
         // `tch` panics after an operator with a number among its arguments has failed.
         let untouched = catch_unwind(AssertUnwindSafe(|| self.untouched()));
         let Ok(Ok(expected)) = untouched else { return Verdict::Unlawful };
+        // Autograd graphs can hold themselves alive: then no two runs start from the same bytes.
+        if session().live_bytes() > expected.resident_bytes {
+            return Verdict::Unlawful;
+        }
         let checked = catch_unwind(AssertUnwindSafe(|| match mode {
             Mode::Planned => self.planned(&expected),
             Mode::Budgeted => self.budgeted(&expected),
@@ -289,6 +295,7 @@ impl Program {
     fn budgeted(&self, expected: &Untouched) -> Result<Verdict, String> {
         let mut machine = Machine::new(self);
         let (mut runtime, actions) = self.runtime(expected);
+        let enough_bytes = self.enough_bytes()?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
         let mut tally = Tally::default();
         let mut iteration = 0;
         while iteration < TOTAL {
@@ -301,7 +308,8 @@ impl Program {
             };
             let resident_bytes = session().live_bytes();
             let report = runtime.report();
-            let latest = report.latest.last().ok_or_else(|| format!("{what}: iteration {iteration} was not finished"))?;
+            let latest =
+                report.latest.last().ok_or_else(|| format!("{what}: iteration {iteration} was not finished"))?;
             if before_end_bytes > budget_bytes {
                 return Err(format!("{what}: {before_end_bytes} in iteration {iteration}"));
             }
@@ -324,8 +332,8 @@ impl Program {
                 Err(panic) => text_of(&*panic),
             };
             let least_bytes = report.least_feasible_budget_bytes;
-            if least_bytes <= budget_bytes || budget_bytes >= expected.peak_bytes {
-                return Err(format!("{what}: iteration {iteration} is refused: {refused}"));
+            if least_bytes <= budget_bytes || budget_bytes >= enough_bytes.min(expected.peak_bytes) {
+                return Err(format!("{what}: {enough_bytes} suffice: iteration {iteration}: {refused}"));
             }
             tally.refusals += 1;
             // Every tensor is there to be read.
@@ -355,6 +363,21 @@ impl Program {
             .link(link)
             .engine(Box::new(engine));
         (builder.build().expect("a budget and a baseline that is known"), actions)
+    }
+
+    /// Bytes with which no operator needs to be refused where everything idle can be swapped; none where iterations are
+    /// not alike.
+    fn enough_bytes(&self) -> Result<Option<u64>, String> {
+        if self.instructions.iter().any(|step| step.operation == Operation::Rarely) {
+            return Ok(None);
+        }
+        let mut machine = Machine::new(self);
+        let mut recorder = Recorder::new(session());
+        for _ in 0..WARM_UP + RECORDED {
+            let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
+            alive.map_err(|error| first_line(&error))?;
+        }
+        Ok(recorder.finish(WARM_UP, "program", "fuzz", "cpu").ok().map(|trace| enough_for_any_operator(&trace)))
     }
 
     /// An executor of a random plan under a random budget, with copies of a random speed.
@@ -428,6 +451,30 @@ impl Untouched {
             None => Ok(()),
         }
     }
+}
+
+/// The most that an operator needs beside what cannot be evicted. To that belongs all that the iteration starts with, for
+/// what no operator has touched yet is unknown.
+fn enough_for_any_operator(trace: &Trace) -> u64 {
+    let storage = |id: &StorageId| &trace.storages[id.index()];
+    let is_initial = |id: &StorageId| id.0 < trace.initial_storages;
+    let is_locked = |id: &StorageId| storage(id).locked.is_some() || storage(id).bytes < EVICTION_FLOOR_BYTES;
+    let initial = trace.storages[..trace.initial_storages as usize].iter();
+    let always_bytes = trace.unseen_bytes + initial.map(|storage| storage.bytes).sum::<u64>();
+    // Alive and not to be evicted: what is locked, and what was made from nothing and not used since.
+    let mut staying: Vec<StorageId> = Vec::new();
+    let mut most_bytes = 0;
+    for operator in &trace.operators {
+        let accessed: Vec<StorageId> = operator.accesses.iter().map(|access| access.storage).collect();
+        staying.retain(|id| is_locked(id) || !accessed.contains(id));
+        let used = accessed.iter().filter(|&id| !is_initial(id) && !staying.contains(id)).chain(&operator.creates);
+        let bytes = |ids: &mut dyn Iterator<Item = &StorageId>| ids.map(|id| storage(id).bytes).sum::<u64>();
+        let used_bytes = bytes(&mut used.into_iter());
+        most_bytes = most_bytes.max(used_bytes + bytes(&mut staying.iter()) + operator.workspace_bytes);
+        staying.extend(operator.creates.iter().filter(|id| accessed.is_empty() || is_locked(id)));
+        staying.retain(|id| !operator.frees.contains(id));
+    }
+    always_bytes + most_bytes
 }
 
 /// Keeps the panics quiet that [`Program::check`] catches: those of `tch`. The runtime's own are never expected.

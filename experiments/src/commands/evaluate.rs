@@ -19,6 +19,7 @@ use crate::progress;
 use crate::results::{PointResult, write_json};
 use crate::table::{Table, mib, percent};
 use crate::tensorboard::RunLog;
+use crate::tiers::TierFlags;
 
 /// Flags.
 #[derive(Args)]
@@ -56,6 +57,8 @@ pub struct Arguments {
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
+    tiers: TierFlags,
+    #[command(flatten)]
     flags: LoopFlags,
 }
 
@@ -77,10 +80,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
     }
+    let link = emulated(arguments.link.link.unwrap_or(config.evaluation.link));
+    let tiers = arguments.tiers.clone().or(config.evaluation.host_limit, config.evaluation.spill.as_ref());
     let comparison = Comparison {
         config: &config,
         policies: &policies,
-        link: emulated(arguments.link.link.unwrap_or(config.evaluation.link)),
+        tiers: tiers.open(link, true)?,
         link_emulated: true,
         decodes: arguments.decodes,
         real: arguments.real,
@@ -176,7 +181,7 @@ fn write_events(logdir: &Path, policies: &[Chosen], results: &[PointResult]) -> 
 }
 
 fn print(comparison: &Comparison<'_>, results: &[PointResult]) {
-    let bandwidth = comparison.link.offload_bytes_per_s / 1e9;
+    let bandwidth = comparison.tiers.tiers.host.offload_bytes_per_s / 1e9;
     println!("{} family, emulated link of {bandwidth} GB/s; peaks in MiB", comparison.config.family);
     let mut table = Table::new([
         "workload",

@@ -4,6 +4,7 @@ pub mod advise;
 pub mod behaviour;
 pub mod evaluate;
 pub mod export;
+pub mod hold;
 pub mod import;
 pub mod inspect;
 pub mod plan;

@@ -12,7 +12,7 @@ use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, trace_of};
 use super::report::{Course, IterationReport, Report};
 use crate::baselines::{Dtr, baseline};
-use crate::hardware::Link;
+use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
 use crate::lineage::Lineage;
 use crate::plan::{ActionSet, Plan};
@@ -79,7 +79,7 @@ struct Shelf {
 /// The plan cache.
 pub(super) struct Library {
     decider: Decider,
-    link: Link,
+    tiers: SlowTiers,
     actions: ActionSet,
     decodes: u64,
     plans_max: usize,
@@ -98,10 +98,10 @@ pub(super) struct Library {
 }
 
 impl Library {
-    pub(super) fn new(decider: Decider, link: Link, actions: ActionSet, decodes: u64, plans_max: usize) -> Self {
+    pub(super) fn new(decider: Decider, tiers: SlowTiers, actions: ActionSet, decodes: u64, plans_max: usize) -> Self {
         Library {
             decider,
-            link,
+            tiers,
             actions,
             decodes,
             plans_max,
@@ -216,7 +216,7 @@ impl Library {
         let started = Instant::now();
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
-        let problem = Problem { trace, lineage, tiers: self.link.into(), budget_bytes, actions: self.actions };
+        let problem = Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
         let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
             Plan::keep_all(lineage.windows().len())
         } else {
@@ -228,7 +228,7 @@ impl Library {
             }
             planned.plan
         };
-        let (schedule, prediction) = Timeline::new(trace, lineage, self.link).schedule(&plan, budget_bytes);
+        let (schedule, prediction) = Timeline::new(trace, lineage, self.tiers).schedule(&plan, budget_bytes);
         report.plans += 1;
         report.planning_ns += started.elapsed().as_nanos() as u64;
         Scheduled::new(known, &plan, schedule, Some(prediction))

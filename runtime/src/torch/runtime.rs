@@ -33,7 +33,7 @@ use super::session::{Listening, Observer, Session, SessionError, Wish};
 use super::shim::{self, RawOperator};
 use crate::baselines::BASELINES;
 use crate::file::{FileError, write_whole};
-use crate::hardware::Link;
+use crate::hardware::{Link, SlowTiers};
 use crate::period::PeriodDetector;
 use crate::plan::ActionSet;
 use crate::policy_file::PolicyFile;
@@ -82,7 +82,7 @@ pub struct Builder {
     decider: Result<Decider, BuildError>,
     budget: Option<Budget>,
     engine: Option<Box<dyn CopyEngine>>,
-    link: Option<Link>,
+    tiers: Option<SlowTiers>,
     actions: ActionSet,
     decodes: u64,
     plans_max: usize,
@@ -122,7 +122,14 @@ impl Builder {
 
     /// How fast the engine's copies are; measured on this machine's memory unless told.
     pub fn link(mut self, link: Link) -> Self {
-        self.link = Some(link);
+        self.tiers = Some(link.into());
+        self
+    }
+
+    /// How fast the engine's copies are and how much each of its tiers takes, as plans are to reckon with: instead of
+    /// [`Builder::link`].
+    pub fn tiers(mut self, tiers: SlowTiers) -> Self {
+        self.tiers = Some(tiers);
         self
     }
 
@@ -155,9 +162,10 @@ impl Builder {
         let decider = self.decider?;
         let budget = self.budget.ok_or(BuildError::NoBudget)?;
         let session = Session::install()?;
-        let link = self.link.unwrap_or_else(HostEngine::probe);
+        let tiers = self.tiers.unwrap_or_else(|| HostEngine::probe().into());
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
-        let mut driver = Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, link)));
+        let mut driver =
+            Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, tiers.host)));
         driver.keeps_recipes = self.actions.recompute;
         if self.events {
             driver.residency.events.switch_on();
@@ -167,7 +175,7 @@ impl Builder {
             shared: Arc::new(Shared::new(driver)),
             keeper: Arc::new(Mutex::new(Keeper {
                 budget,
-                library: Library::new(decider, link, self.actions, self.decodes, self.plans_max),
+                library: Library::new(decider, tiers, self.actions, self.decodes, self.plans_max),
                 report: Report::default(),
             })),
         })
@@ -234,7 +242,7 @@ impl Runtime {
             decider: Ok(Decider::Baseline("dtr")),
             budget: None,
             engine: None,
-            link: None,
+            tiers: None,
             actions: ActionSet::ALL,
             decodes: 8,
             plans_max: 16,
