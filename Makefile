@@ -49,7 +49,7 @@ policies: libtorch
 test: libtorch tools
 	GOMP_SPINCOUNT=0 cargo test --workspace
 
-# Random programs under random plans against their untouched selves.
+# Random programs under random plans, and under random budgets, against their untouched selves.
 fuzz: libtorch
 	GOMP_SPINCOUNT=0 cargo run -p plimsoll-tests --bin fuzz -- --programs 10000
 

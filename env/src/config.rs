@@ -18,10 +18,13 @@ use plimsoll_runtime::plan::{Action, ActionSet};
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Deserializer};
 
-use crate::units::{Budget, Link};
+use crate::units::{Budget, Bytes, Link};
 pub use crate::workload::Family;
 use crate::workload::{ReadFamily, WorkloadConfig};
 use error::nearest;
+
+/// What slow tiers are divided into.
+const PAGE_BYTES: u64 = plimsoll_runtime::torch::copy::PAGE_BYTES as u64;
 
 /// A family's configuration file, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,6 +142,23 @@ pub struct Evaluation {
     /// Which actions a plan may take.
     #[serde(deserialize_with = "action_set")]
     pub actions: ActionSet,
+    /// Most bytes of the machine's memory that offloaded storages may take; none for no limit.
+    #[serde(default)]
+    pub host_limit: Option<Bytes>,
+    /// Where what the memory does not take is offloaded to; none for nowhere.
+    #[serde(default)]
+    pub spill: Option<Spill>,
+}
+
+/// A file that takes what the machine's memory does not.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spill {
+    /// The folder of the file, which has no name there.
+    pub folder: PathBuf,
+    /// Most bytes of it; none for what the disk holds.
+    #[serde(default)]
+    pub limit: Option<Bytes>,
 }
 
 /// Reads `["keep", "swap", "recompute"]`. Keeping is allowed whether or not it is listed.
@@ -310,7 +330,12 @@ impl FamilyConfig {
         self.randomisation.check()?;
         let Evaluation { budgets, iterations, .. } = &self.evaluation;
         require(|| "evaluation.budgets".into(), !budgets.is_empty(), "must hold at least one budget")?;
-        require(|| "evaluation.iterations".into(), *iterations >= 1, "must be at least 1")
+        require(|| "evaluation.iterations".into(), *iterations >= 1, "must be at least 1")?;
+        let holds = |limit: Option<Bytes>| limit.is_none_or(|Bytes(bytes)| bytes >= PAGE_BYTES);
+        let rule = "must be at least a page, 4096 bytes";
+        require(|| "evaluation.host_limit".into(), holds(self.evaluation.host_limit), rule)?;
+        let spill_limit = self.evaluation.spill.as_ref().and_then(|spill| spill.limit);
+        require(|| "evaluation.spill.limit".into(), holds(spill_limit), rule)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_runtime::torch::{CopyEngine, Executor, HostEngine, IterationReport, Session, SessionError};
-use plimsoll_runtime::{Choice, Plan, Timeline, Trace};
+use plimsoll_runtime::{Choice, Plan, Problem, Timeline, Trace};
 use tch::TchError;
 
 use crate::environment::{Environment, Observation, StepResult};
@@ -66,32 +66,18 @@ pub struct Untouched {
 /// Runs `plan` on the loop that `instance` was recorded from: one iteration to match it to the trace, then `iterations`
 /// planned ones, each between two untouched ones if `interleave` is set.
 ///
-/// `paced` emulates the instance's link; without it copies take the time they take.
+/// `engine` makes the copies, which `problem` says the cost of.
 pub fn run_plan(
     session: Session,
     workload: &mut dyn Workload,
-    instance: &Instance,
+    problem: &Problem<'_>,
     plan: &Plan,
-    iterations: usize,
-    paced: bool,
-    interleave: bool,
-) -> Result<Measurement, RealError> {
-    let engine = Box::new(HostEngine::new(paced.then_some(instance.link)));
-    run_plan_with(engine, session, workload, instance, plan, iterations, interleave)
-}
-
-/// [`run_plan`], with copies made by `engine`.
-pub fn run_plan_with(
     engine: Box<dyn CopyEngine>,
-    session: Session,
-    workload: &mut dyn Workload,
-    instance: &Instance,
-    plan: &Plan,
     iterations: usize,
     interleave: bool,
 ) -> Result<Measurement, RealError> {
-    let (trace, lineage) = (&*instance.trace, &*instance.lineage);
-    let (schedule, _) = Timeline::new(trace, lineage, instance.link).schedule(plan, instance.budget_bytes);
+    let Problem { trace, lineage, tiers, budget_bytes, .. } = *problem;
+    let (schedule, _) = Timeline::new(trace, lineage, tiers).schedule(plan, budget_bytes);
     let mut planned = Executor::new(session, trace, lineage, plan, schedule, engine);
     let mut losses = Vec::new();
     let (mut reports, mut untouched) = (Vec::new(), Vec::new());
@@ -208,7 +194,8 @@ impl TorchEnvironment {
 
     /// Runs `plan` as at the end of an episode.
     pub fn measure(&mut self, instance: &Instance, plan: &Plan) -> Result<Measurement, RealError> {
-        run_plan(self.session, self.workload.as_mut(), instance, plan, self.iterations, true, true)
+        let engine = Box::new(HostEngine::new(Some(instance.link)));
+        run_plan(self.session, self.workload.as_mut(), &instance.problem(), plan, engine, self.iterations, true)
     }
 }
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::real::run_plan_with;
-use plimsoll_runtime::{Lineage, Link, Planner};
+use plimsoll_env::real::run_plan;
+use plimsoll_runtime::{Lineage, Planner, Problem};
 
 use crate::chosen::Chosen;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
 use crate::results::PointResult;
+use crate::tiers::OpenTiers;
 
 /// How to compare.
 pub struct Comparison<'a> {
@@ -17,8 +18,8 @@ pub struct Comparison<'a> {
     pub config: &'a FamilyConfig,
     /// The policies.
     pub policies: &'a [Chosen],
-    /// The link that is emulated; none for the device's own.
-    pub link: Option<Link>,
+    /// Where copies go, and what they cost: emulated; none for the device's own memory and link.
+    pub tiers: Option<OpenTiers>,
     /// What helps learned policies.
     pub planner: Planner,
     /// Whether plans are run on the loop.
@@ -33,7 +34,7 @@ impl Comparison<'_> {
         let mut open = RecordedLoop::open(self.config, name, self.flags, RECORDED_ITERATIONS)?;
         let trace = Arc::new(open.trace.clone());
         let lineage = Arc::new(Lineage::of(&trace));
-        let link = self.link.map_or_else(|| open.measured_link(), Ok)?;
+        let tiers = open.tiers(self.tiers.as_ref())?;
         let mut results = Vec::new();
         let mut iterations_done = open.losses.len();
         let mut firsts = Vec::new();
@@ -41,22 +42,23 @@ impl Comparison<'_> {
             let instance = Instance {
                 trace: trace.clone(),
                 lineage: lineage.clone(),
-                link,
+                link: tiers.tiers.host,
                 budget_bytes: budget.resolve(trace.peak_bytes),
                 actions: self.config.evaluation.actions,
             };
+            let problem = Problem { tiers: tiers.tiers, ..instance.problem() };
             for policy in self.policies {
-                let decided = policy.plan(instance.problem(), &self.planner);
-                let mut result =
-                    PointResult::planned(policy.name(), &instance.problem(), self.link.is_some(), &decided);
+                let decided = policy.plan(problem, &self.planner);
+                let mut result = PointResult::planned(policy.name(), &problem, self.tiers.is_some(), &decided);
                 firsts.push(iterations_done);
                 if self.real && result.feasible {
-                    let measured = run_plan_with(
-                        open.engine(self.link)?,
+                    let engine = open.engine(&tiers)?;
+                    let measured = run_plan(
                         open.session,
                         open.workload.as_mut(),
-                        &instance,
+                        &problem,
                         &decided.planned.plan,
+                        engine,
                         self.config.evaluation.iterations,
                         true,
                     )?;

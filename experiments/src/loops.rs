@@ -12,7 +12,9 @@ use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
 use plimsoll_runtime::torch::{CopyEngine, HostEngine, Session};
 use plimsoll_runtime::{Link, Trace};
-use tch::Device;
+use tch::{Device, TchError};
+
+use crate::tiers::OpenTiers;
 
 /// Latency of a copy on an emulated link.
 pub const LATENCY_NS: u64 = 20_000;
@@ -53,11 +55,6 @@ impl LinkFlag {
     /// Whether copies are paced.
     pub fn is_emulated(&self) -> bool {
         self.link.is_some()
-    }
-
-    /// The link of the device that a loop runs on: the emulated one, or the device's own, measured.
-    pub fn resolve_for(&self, open: &RecordedLoop) -> anyhow::Result<Link> {
-        self.link.map_or_else(|| open.measured_link(), |link| Ok(emulated(link)))
     }
 }
 
@@ -119,9 +116,14 @@ impl RecordedLoop {
         }
     }
 
-    /// What copies for the loop; `pace` emulates a link.
-    pub fn engine(&self, pace: Option<Link>) -> anyhow::Result<Box<dyn CopyEngine>> {
-        Ok(self.engines.engine(pace)?)
+    /// Where the loop's copies go: the tiers that were opened for it, or else those of its device, measured now.
+    pub fn tiers(&self, opened: Option<&OpenTiers>) -> anyhow::Result<OpenTiers> {
+        opened.map_or_else(|| Ok(OpenTiers::of_device(self.measured_link()?)), |tiers| Ok(tiers.clone()))
+    }
+
+    /// What copies for the loop to `tiers`.
+    pub fn engine(&self, tiers: &OpenTiers) -> anyhow::Result<Box<dyn CopyEngine>> {
+        if self.device == Device::Cpu { tiers.engine() } else { Ok(self.engines.engine(None)?) }
     }
 }
 
@@ -134,10 +136,21 @@ pub struct Untouched {
 impl Untouched {
     /// Runs the workload `name` for `iterations` iterations with nothing in between.
     pub fn run(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
+        Self::watch(config, name, flags, iterations, |step| step())
+    }
+
+    /// The same; every iteration is run by `watcher`.
+    pub fn watch(
+        config: &FamilyConfig,
+        name: &str,
+        flags: &LoopFlags,
+        iterations: usize,
+        mut watcher: impl FnMut(&mut dyn FnMut() -> Result<f64, TchError>) -> Result<f64, TchError>,
+    ) -> anyhow::Result<Self> {
         let mut workload = build(config, name, open_device(flags.device)?, flags.seed)?;
         let mut losses = Vec::with_capacity(iterations);
         for _ in 0..iterations {
-            losses.push(workload.iteration()?.to_bits());
+            losses.push(watcher(&mut || workload.iteration())?.to_bits());
         }
         Ok(Untouched { losses, variables: bits(workload.as_ref())? })
     }

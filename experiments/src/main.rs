@@ -22,6 +22,7 @@ mod served;
 mod svg;
 mod table;
 mod tensorboard;
+mod tiers;
 
 use clap::{Parser, Subcommand};
 
@@ -54,6 +55,12 @@ enum Command {
     Evaluate(commands::evaluate::Arguments),
     /// Run a workload's training loop under a budget
     Run(commands::run::Arguments),
+    /// Run training loops under budgets from their first iteration on, as a job would, and compare every bit
+    ///
+    /// Each loop runs untouched, and then within every budget: kept there by evicting when bytes run out, then by plan.
+    /// Losses and final parameters are compared bit for bit. Where a budget cannot be held, the least that is found to be
+    /// feasible takes its place.
+    Hold(commands::hold::Arguments),
     /// Say which way of saving memory pays for a workload at a budget, and the largest batch that fits
     ///
     /// Records the loop at several batch sizes, plans each of them for every method (keep, recompute, swap, swap of 16-
@@ -93,6 +100,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Evaluate(arguments) => commands::evaluate::run(arguments),
         Command::Run(arguments) => commands::run::run(arguments),
+        Command::Hold(arguments) => commands::hold::run(arguments),
         Command::Advise(arguments) => commands::advise::run(arguments),
         Command::Behaviour(arguments) => commands::behaviour::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),

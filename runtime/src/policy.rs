@@ -31,6 +31,12 @@ pub trait Policy {
         true
     }
 
+    /// Whether [`Policy::choose`] can be asked where [`Policy::open`] was not: while an iteration runs that nobody has
+    /// seen before.
+    fn decides_unopened(&self) -> bool {
+        true
+    }
+
     /// The eviction to make at a pressure point, always a legal one; or none, to give the point up.
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice>;
 }

@@ -1,13 +1,18 @@
-//! Random programs of libtorch operators, run untouched and under random lawful plans, and compared bit for bit.
+//! Random programs of libtorch operators, run untouched and under random lawful plans or random budgets, and compared
+//! bit for bit.
 //!
 //! A program is a list of instructions over registers. An operand is a number taken modulo the registers there are, so
 //! every list of instructions is a program, and a failing one is minimised by leaving instructions out. It knows nothing
 //! of how plans are carried out: another way to run a loop is one more [`Mode`].
 
+use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use plimsoll_runtime::torch::{Executor, HostEngine, RecordError, Recorder};
-use plimsoll_runtime::{Lineage, Link, Timeline, Trace};
+use plimsoll_runtime::baselines::BASELINES;
+use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
+use plimsoll_runtime::torch::{Budget, Executor, HostEngine, RecordError, Recorder, Runtime};
+use plimsoll_runtime::trace::StorageId;
+use plimsoll_runtime::{ActionSet, Lineage, Link, Timeline, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, TchError, Tensor};
@@ -159,19 +164,37 @@ pub struct Program {
 /// What a run of a program came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The same bits, under as many iterations that followed their plan.
-    Same {
-        /// Iterations whose plan was carried out to the end.
-        followed: usize,
-        /// Operators that were rerun.
-        reruns: u64,
-        /// Storages that went to the slow tier and back, in bytes.
-        swapped_bytes: u64,
-    },
-    /// Not a program that trains: it fails untouched, or its iterations are not alike.
+    /// The same bits.
+    Same(Tally),
+    /// Not a program that trains: it fails or leaks untouched, or its iterations are not alike.
     Unlawful,
     /// What differs.
     Different(String),
+}
+
+/// What happened to a program while its bits stayed the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Iterations whose plan was carried out to the end.
+    pub followed: usize,
+    /// Operators that were rerun.
+    pub reruns: u64,
+    /// Storages that went to the slow tier and back, in bytes.
+    pub swapped_bytes: u64,
+    /// Storages evicted because bytes ran out.
+    pub evictions: u64,
+    /// Iterations that got an error because their budget was too small, and were run again within a larger one.
+    pub refusals: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.followed += other.followed;
+        self.reruns += other.reruns;
+        self.swapped_bytes += other.swapped_bytes;
+        self.evictions += other.evictions;
+        self.refusals += other.refusals;
+    }
 }
 
 /// How a program is run beside its untouched self.
@@ -179,6 +202,8 @@ pub enum Verdict {
 pub enum Mode {
     /// Recorded, then under random plans, budgets and copy speeds.
     Planned,
+    /// Under a runtime with a random budget, decided for by a random baseline.
+    Budgeted,
 }
 
 impl Program {
@@ -202,46 +227,45 @@ impl Program {
     }
 
     /// Runs the program untouched and under `mode`, and compares everything that is alive after every iteration.
-    pub fn check(&self, Mode::Planned: Mode) -> Verdict {
+    pub fn check(&self, mode: Mode) -> Verdict {
         session();
         // `tch` panics after an operator with a number among its arguments has failed.
         let untouched = catch_unwind(AssertUnwindSafe(|| self.untouched()));
         let Ok(Ok(expected)) = untouched else { return Verdict::Unlawful };
-        match catch_unwind(AssertUnwindSafe(|| self.touched(&expected))) {
+        // Autograd graphs can hold themselves alive: then no two runs start from the same bytes.
+        if session().live_bytes() > expected.resident_bytes {
+            return Verdict::Unlawful;
+        }
+        let checked = catch_unwind(AssertUnwindSafe(|| match mode {
+            Mode::Planned => self.planned(&expected),
+            Mode::Budgeted => self.budgeted(&expected),
+        }));
+        match checked {
             Ok(Ok(verdict)) => verdict,
             Ok(Err(difference)) => Verdict::Different(difference),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                Verdict::Different(format!("a panic: {}", text.unwrap_or_default()))
-            }
+            Err(panic) => Verdict::Different(format!("a panic: {}", text_of(&*panic))),
         }
     }
 
-    fn untouched(&self) -> Result<Vec<Vec<u64>>, TchError> {
+    fn untouched(&self) -> Result<Untouched, TchError> {
+        let session = session();
         let mut machine = Machine::new(self);
-        (0..TOTAL).map(|_| machine.iteration().map(|alive| digests(&alive))).collect()
+        let mut untouched = Untouched { digests: Vec::new(), resident_bytes: session.live_bytes(), peak_bytes: 0 };
+        for _ in 0..TOTAL {
+            session.reset_peak();
+            let alive = machine.iteration()?;
+            untouched.peak_bytes = untouched.peak_bytes.max(session.peak_bytes());
+            untouched.digests.push(digests(&alive));
+        }
+        Ok(untouched)
     }
 
-    fn touched(&self, expected: &[Vec<u64>]) -> Result<Verdict, String> {
+    fn planned(&self, expected: &Untouched) -> Result<Verdict, String> {
         let mut machine = Machine::new(self);
-        let mut done = 0;
-        let mut compare = |alive: Result<Vec<Tensor>, TchError>, what: &str| -> Result<(), String> {
-            let alive = alive.map_err(|error| format!("{what}: {}", first_line(&error)))?;
-            let found = digests(&alive);
-            let differs = found.iter().zip(&expected[done]).position(|(found, expected)| found != expected);
-            let lengths = (found.len(), expected[done].len());
-            done += 1;
-            match differs {
-                Some(index) => Err(format!("{what}, iteration {}: tensor {index} of {}", done - 1, found.len())),
-                None if lengths.0 != lengths.1 => Err(format!("{what}: {lengths:?} tensors are alive")),
-                None => Ok(()),
-            }
-        };
         let mut recorder = Recorder::new(session());
-        for _ in 0..WARM_UP + RECORDED {
+        for iteration in 0..WARM_UP + RECORDED {
             let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
-            compare(alive, "while recording")?;
+            expected.compare(iteration, alive, "while recording")?;
         }
         let trace = match recorder.finish(WARM_UP, "program", "fuzz", "cpu") {
             Ok(trace) => trace,
@@ -249,19 +273,111 @@ impl Program {
             Err(error) => return Err(error.to_string()),
         };
         let lineage = Lineage::of(&trace);
-        let (mut followed, mut reruns, mut swapped_bytes) = (0, 0, 0);
+        let mut tally = Tally::default();
         for plan in 0..PLANS {
             let what = format!("plan {plan}");
             let mut executor = self.executor(&trace, &lineage, plan as u64);
-            for _ in 0..PLANNED {
+            for planned in 0..PLANNED {
                 let (alive, report) = executor.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
-                compare(alive, &format!("{what} ({})", report.deviation.as_deref().unwrap_or("no deviation")))?;
-                followed += usize::from(report.followed);
-                reruns += report.reruns;
-                swapped_bytes += report.prefetched_bytes;
+                let iteration = WARM_UP + RECORDED + plan * PLANNED + planned;
+                let deviation = report.deviation.as_deref().unwrap_or("no deviation");
+                expected.compare(iteration, alive, &format!("{what} ({deviation})"))?;
+                tally.followed += usize::from(report.followed);
+                tally.reruns += report.reruns;
+                tally.swapped_bytes += report.prefetched_bytes;
             }
         }
-        Ok(Verdict::Same { followed, reruns, swapped_bytes })
+        Ok(Verdict::Same(tally))
+    }
+
+    /// Under a runtime. Where an iteration is refused the program goes on from what it was before it, within a larger
+    /// budget.
+    fn budgeted(&self, expected: &Untouched) -> Result<Verdict, String> {
+        let mut machine = Machine::new(self);
+        let (mut runtime, actions) = self.runtime(expected);
+        let enough_bytes = self.enough_bytes()?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
+        let mut tally = Tally::default();
+        let mut iteration = 0;
+        while iteration < TOTAL {
+            let budget_bytes = runtime.budget().as_bytes();
+            let what = format!("{actions:?} within {budget_bytes} of {} bytes", expected.peak_bytes);
+            let (ran, before_end_bytes) = {
+                let _iteration = runtime.try_iteration().map_err(|error| format!("{what}: {error}"))?;
+                let ran = catch_unwind(AssertUnwindSafe(|| machine.iteration()));
+                (ran, session().peak_bytes())
+            };
+            let resident_bytes = session().live_bytes();
+            let report = runtime.report();
+            let latest =
+                report.latest.last().ok_or_else(|| format!("{what}: iteration {iteration} was not finished"))?;
+            if before_end_bytes > budget_bytes {
+                return Err(format!("{what}: {before_end_bytes} in iteration {iteration}"));
+            }
+            // Everything is restored at the end. By reruns alone that takes their own bytes too.
+            let peak_bytes = latest.peak_bytes;
+            if actions.swap && peak_bytes > budget_bytes.max(resident_bytes) {
+                return Err(format!("{what}: {peak_bytes} after iteration {iteration}, then {resident_bytes}"));
+            }
+            tally.followed += usize::from(latest.followed);
+            tally.reruns += latest.reruns;
+            tally.swapped_bytes += latest.prefetched_bytes;
+            tally.evictions += latest.reactive_evictions;
+            let refused = match ran {
+                Ok(Ok(alive)) => {
+                    expected.compare(iteration, Ok(alive), &what)?;
+                    iteration += 1;
+                    continue;
+                }
+                Ok(Err(error)) => first_line(&error),
+                Err(panic) => text_of(&*panic),
+            };
+            let least_bytes = report.least_feasible_budget_bytes;
+            if least_bytes <= budget_bytes || budget_bytes >= enough_bytes.min(expected.peak_bytes) {
+                return Err(format!("{what}: {enough_bytes} suffice: iteration {iteration}: {refused}"));
+            }
+            tally.refusals += 1;
+            // Every tensor is there to be read.
+            digests(&machine.kept());
+            machine = Machine::after(self, iteration).map_err(|error| format!("untouched: {error}"))?;
+            runtime.set_budget(Budget::bytes(least_bytes.max(budget_bytes + budget_bytes / 64)));
+        }
+        Ok(Verdict::Same(tally))
+    }
+
+    /// A runtime with a random budget.
+    fn runtime(&self, untouched: &Untouched) -> (Runtime, ActionSet) {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 1 << 55);
+        let link = Link::symmetric(10f64.powf(random.random_range(7.0..10.0)), random.random_range(0..100_000));
+        let span_bytes = (untouched.peak_bytes - untouched.resident_bytes) as f64;
+        let budget_bytes = untouched.resident_bytes + (span_bytes * random.random_range(0.1..1.0)) as u64;
+        let actions = match random.random_range(0..4) {
+            0 => ActionSet { swap: true, recompute: false },
+            1 => ActionSet { swap: false, recompute: true },
+            _ => ActionSet::ALL,
+        };
+        let engine = HostEngine::new(random.random_bool(0.1).then_some(link));
+        let builder = Runtime::builder()
+            .baseline(BASELINES[random.random_range(0..BASELINES.len())])
+            .actions(actions)
+            .budget(Budget::bytes(budget_bytes))
+            .link(link)
+            .engine(Box::new(engine));
+        (builder.build().expect("a budget and a baseline that is known"), actions)
+    }
+
+    /// Bytes with which no operator needs to be refused where everything idle can be swapped; none where iterations are
+    /// not alike.
+    fn enough_bytes(&self) -> Result<Option<u64>, String> {
+        if self.instructions.iter().any(|step| step.operation == Operation::Rarely) {
+            return Ok(None);
+        }
+        let mut machine = Machine::new(self);
+        let mut recorder = Recorder::new(session());
+        for _ in 0..WARM_UP + RECORDED {
+            let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
+            alive.map_err(|error| first_line(&error))?;
+        }
+        Ok(recorder.finish(WARM_UP, "program", "fuzz", "cpu").ok().map(|trace| enough_for_any_operator(&trace)))
     }
 
     /// An executor of a random plan under a random budget, with copies of a random speed.
@@ -308,9 +424,66 @@ fn first_line(error: &TchError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// Keeps the panics quiet that [`Program::check`] catches.
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default().to_owned()
+}
+
+/// What the program comes to with nothing in between.
+struct Untouched {
+    /// After every iteration.
+    digests: Vec<Vec<u64>>,
+    /// Device bytes before the first one.
+    resident_bytes: u64,
+    /// The highest peak.
+    peak_bytes: u64,
+}
+
+impl Untouched {
+    fn compare(&self, iteration: usize, alive: Result<Vec<Tensor>, TchError>, what: &str) -> Result<(), String> {
+        let alive = alive.map_err(|error| format!("{what}: {}", first_line(&error)))?;
+        let (found, expected) = (digests(&alive), &self.digests[iteration]);
+        if found.len() != expected.len() {
+            return Err(format!("{what}: {} tensors are alive, not {}", found.len(), expected.len()));
+        }
+        match found.iter().zip(expected).position(|(found, expected)| found != expected) {
+            Some(index) => Err(format!("{what}, iteration {iteration}: tensor {index} of {}", found.len())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The most that an operator needs beside what cannot be evicted. To that belongs all that the iteration starts with, for
+/// what no operator has touched yet is unknown.
+fn enough_for_any_operator(trace: &Trace) -> u64 {
+    let storage = |id: &StorageId| &trace.storages[id.index()];
+    let is_initial = |id: &StorageId| id.0 < trace.initial_storages;
+    let is_locked = |id: &StorageId| storage(id).locked.is_some() || storage(id).bytes < EVICTION_FLOOR_BYTES;
+    let initial = trace.storages[..trace.initial_storages as usize].iter();
+    let always_bytes = trace.unseen_bytes + initial.map(|storage| storage.bytes).sum::<u64>();
+    // Alive and not to be evicted: what is locked, and what was made from nothing and not used since.
+    let mut staying: Vec<StorageId> = Vec::new();
+    let mut most_bytes = 0;
+    for operator in &trace.operators {
+        let accessed: Vec<StorageId> = operator.accesses.iter().map(|access| access.storage).collect();
+        staying.retain(|id| is_locked(id) || !accessed.contains(id));
+        let used = accessed.iter().filter(|&id| !is_initial(id) && !staying.contains(id)).chain(&operator.creates);
+        let bytes = |ids: &mut dyn Iterator<Item = &StorageId>| ids.map(|id| storage(id).bytes).sum::<u64>();
+        let used_bytes = bytes(&mut used.into_iter());
+        most_bytes = most_bytes.max(used_bytes + bytes(&mut staying.iter()) + operator.workspace_bytes);
+        staying.extend(operator.creates.iter().filter(|id| accessed.is_empty() || is_locked(id)));
+        staying.retain(|id| !operator.frees.contains(id));
+    }
+    always_bytes + most_bytes
+}
+
+/// Keeps the panics quiet that [`Program::check`] catches: those of `tch`. The runtime's own are never expected.
 pub fn quietly() {
-    std::panic::set_hook(Box::new(|_| {}));
+    std::panic::set_hook(Box::new(|panic| {
+        if panic.location().is_some_and(|location| location.file().contains("runtime/src")) {
+            eprintln!("{panic}");
+        }
+    }));
 }
 
 /// What every tensor holds, and what the generator would draw next.
@@ -352,6 +525,21 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// The program as it is after so many untouched iterations.
+    fn after(program: &'a Program, iterations: usize) -> Result<Self, TchError> {
+        let mut machine = Machine::new(program);
+        (0..iterations).try_for_each(|_| machine.iteration().map(drop))?;
+        Ok(machine)
+    }
+
+    /// What outlives an iteration.
+    fn kept(&self) -> Vec<Tensor> {
+        let mut kept: Vec<Tensor> = self.parameters.iter().map(Tensor::shallow_clone).collect();
+        kept.extend(self.parameters.iter().map(Tensor::grad).filter(Tensor::defined));
+        kept.extend(self.running.iter().map(Tensor::shallow_clone));
+        kept
+    }
+
     /// Runs the program once. Returns everything that is alive after it.
     fn iteration(&mut self) -> Result<Vec<Tensor>, TchError> {
         tch::manual_seed((self.program.seed ^ (self.iteration as u64) << 40) as i64);
@@ -364,9 +552,7 @@ impl<'a> Machine<'a> {
             self.step(*step, &mut registers)?;
         }
         self.iteration += 1;
-        registers.extend(self.parameters.iter().map(Tensor::shallow_clone));
-        registers.extend(self.parameters.iter().map(Tensor::grad).filter(Tensor::defined));
-        registers.extend(self.running.iter().map(Tensor::shallow_clone));
+        registers.extend(self.kept());
         Ok(registers)
     }
 

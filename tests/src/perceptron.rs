@@ -13,7 +13,9 @@ const CLASSES: i64 = 8;
 pub enum Course {
     /// It trains on a batch of so many rows.
     Train(i64),
-    /// The same, with another activation in the middle.
+    /// The same; the rows stand in memory of the loop's own, as data from elsewhere does.
+    Given(i64),
+    /// The same as `Train`, with another activation in the middle.
     Branch(i64),
     /// It returns an error after the forward pass.
     Fail(i64),
@@ -29,6 +31,7 @@ pub struct Perceptron {
     head: nn::Linear,
     seed: u64,
     iterations: u64,
+    batch: Vec<f32>,
 }
 
 impl Perceptron {
@@ -42,12 +45,21 @@ impl Perceptron {
         let layers = (0..LAYERS).map(|layer| nn::linear(&at / layer, WIDTH, WIDTH, Default::default())).collect();
         let head = nn::linear(&at / "head", WIDTH, CLASSES, Default::default());
         let optimizer = nn::Sgd { momentum: 0.9, ..nn::Sgd::default() }.build(&variables, 1e-2).unwrap();
-        Perceptron { variables, optimizer, layers, head, seed, iterations: 0 }
+        Perceptron { variables, optimizer, layers, head, seed, iterations: 0, batch: Vec::new() }
     }
 
     /// Draws the batch of the last iteration again in the next.
     pub fn rewind(&mut self) {
         self.iterations -= 1;
+    }
+
+    /// A batch in memory that libtorch did not allocate.
+    fn given(&mut self, rows: i64) -> Tensor {
+        let number = |index: i64| ((index * 37 + self.iterations as i64 * 101) % 199) as f32 / 99.5 - 1.0;
+        self.batch = (0..rows * WIDTH).map(number).collect();
+        let (data, sizes, strides) = (self.batch.as_ptr().cast(), [rows, WIDTH], [WIDTH, 1]);
+        // SAFETY: the numbers stay where they are until the next batch is made, when this one has been used.
+        unsafe { Tensor::from_blob(data, &sizes, &strides, Kind::Float, Device::Cpu) }
     }
 
     /// Runs one iteration. Where it fails the loss is NaN.
@@ -59,8 +71,15 @@ impl Perceptron {
     pub fn try_iterate(&mut self, course: Course) -> Result<f64, TchError> {
         tch::manual_seed((1_000 * self.seed + self.iterations) as i64);
         self.iterations += 1;
-        let (Course::Train(rows) | Course::Branch(rows) | Course::Fail(rows) | Course::Panic(rows)) = course;
-        let inputs = Tensor::f_randn([rows, WIDTH], (Kind::Float, Device::Cpu))?;
+        let (Course::Train(rows)
+        | Course::Given(rows)
+        | Course::Branch(rows)
+        | Course::Fail(rows)
+        | Course::Panic(rows)) = course;
+        let inputs = match course {
+            Course::Given(rows) => self.given(rows),
+            _ => Tensor::f_randn([rows, WIDTH], (Kind::Float, Device::Cpu))?,
+        };
         let labels = Tensor::f_randint(CLASSES, [rows], (Kind::Int64, Device::Cpu))?;
         let mut hidden = inputs;
         for (index, layer) in self.layers.iter().enumerate() {

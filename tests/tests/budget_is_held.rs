@@ -3,6 +3,7 @@
 
 use plimsoll_env::Instance;
 use plimsoll_env::real::run_plan;
+use plimsoll_runtime::torch::HostEngine;
 use plimsoll_tests::{Recorded, one_at_a_time, session, shipped_workload};
 
 const POLICIES: [&str; 5] = ["dtr", "capuchin", "lru", "vdnn-all", "chen"];
@@ -23,7 +24,8 @@ fn holds_every_budget(name: &str) {
                 continue;
             }
             let workload = recorded.workload.as_mut();
-            let measured = run_plan(session(), workload, &instance, &planned.plan, 2, false, false).unwrap();
+            let engine = Box::new(HostEngine::new(None));
+            let measured = run_plan(session(), workload, &instance.problem(), &planned.plan, engine, 2, false).unwrap();
             for report in &measured.reports {
                 let peak = report.peak_bytes;
                 assert!(report.followed, "{point}");

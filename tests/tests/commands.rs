@@ -10,7 +10,7 @@ use plimsoll_runtime::{PlanFile, PolicyFile, Trace};
 use plimsoll_tests::command::Bench;
 use serde_json::Value;
 
-const SUBCOMMANDS: [&str; 7] = ["record", "train", "finetune", "plan", "evaluate", "run", "inspect"];
+const SUBCOMMANDS: [&str; 8] = ["record", "train", "finetune", "plan", "evaluate", "run", "hold", "inspect"];
 const BASELINES: [&str; 6] = ["keep-all", "chen", "vdnn-all", "dtr", "capuchin", "lru"];
 
 /// What every point of a result holds, by its JSON pointer.
@@ -549,4 +549,55 @@ fn a_directory_that_cannot_be_written_is_named_and_nothing_is_left() {
     let message = bench.refuse("evaluate --config gpt.toml --policy dtr --logdir file");
     assert!(message.contains("file"), "{message}");
     assert_eq!(bench.files(), before);
+}
+
+#[test]
+fn hold_compares_loops_under_budgets_with_their_untouched_selves() {
+    let bench = new_bench("hold");
+    let call = bench.succeed(
+        "hold gpt.toml:gpt-tiny resnet.toml:resnet-tiny --budget 80% --budget 55% --budget 5% --iterations 7 \
+         --json held.json",
+    );
+    assert!(call.stdout.contains("resnet-tiny"), "{}", call.stdout);
+    let held = bench.json("held.json");
+    let points = held["points"].as_array().unwrap();
+    assert_eq!(points.len(), 6);
+    for point in points {
+        let bytes = |field: &str| point[field].as_u64().unwrap();
+        assert_eq!(point["held"], true, "{point:#}");
+        assert_eq!(point["losses_identical"], true, "{point:#}");
+        assert_eq!(point["variables_identical"], true, "{point:#}");
+        assert!(bytes("peak_bytes") <= bytes("budget_bytes"), "{point:#}");
+        // Nothing can be held below what stays between iterations: then the least that was found takes its place.
+        let can_be = bytes("asked_bytes") >= bytes("resident_bytes");
+        assert_eq!(bytes("budget_bytes") == bytes("asked_bytes"), can_be, "{point:#}");
+        assert!(bytes("planned") > 0 || !can_be, "{point:#}");
+    }
+}
+
+#[test]
+fn slow_tiers_are_limited_and_spill_to_a_file_that_leaves_nothing() {
+    let bench = new_bench("tiers");
+    std::fs::create_dir(bench.path("spill")).unwrap();
+    let run = "run --config gpt.toml --workload gpt-tiny --policy lru --actions keep,swap --budget 60% --iterations 2 \
+               --verify --link 2GB/s";
+    bench.succeed(&format!("{run} --host-limit 64KiB --spill spill --spill-limit 64MiB --json spilled.json"));
+    let result = bench.json("spilled.json");
+    assert_eq!((&result["held"], &result["identical"]), (&Value::Bool(true), &Value::Bool(true)), "{result:#}");
+    // More than the memory may take.
+    assert!(result["slow_tier_high_water_bytes"].as_u64().unwrap() > 64 << 10, "{result:#}");
+    assert_eq!(bench.files().iter().filter(|name| name.starts_with("spill/")).count(), 0);
+
+    let limited = std::fs::read_to_string(bench.path("gpt.toml")).unwrap();
+    bench.write("limited.toml", limited.replace("[evaluation]\n", "[evaluation]\nhost_limit = \"100B\"\n"));
+    for (call, why) in [
+        (format!("{run} --spill nowhere"), "no such folder"),
+        (format!("{run} --host-limit 100"), "holds nothing"),
+        (run.replace("gpt.toml", "limited.toml"), "evaluation.host_limit"),
+        ("hold gpt.toml:gpt-tiny --iterations 0".to_owned(), "nothing to run"),
+        ("hold gpt.toml:gpt-huge".to_owned(), "gpt-huge"),
+    ] {
+        let refused = bench.refuse(&call);
+        assert!(refused.contains(why), "{call}: {refused}");
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{SlowCopy, Ticket};
+use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket};
 use plimsoll_runtime::torch::{
     Budget, CopyEngine, CopyError, DeviceBytes, HostEngine, IterationReport, Report, Runtime,
 };
@@ -217,6 +217,35 @@ fn what_cannot_be_read_back_is_an_error_and_kept_until_it_can() {
     workload.rewind();
     losses.extend(run_under(&mut runtime, &mut workload, iterate, ITERATIONS - 2).0);
     Stage::of(&losses, &workload).assert_same(&untouched.stage, "after the slow tier came back");
+}
+
+#[test]
+fn what_dead_workers_have_left_in_the_slow_tier_comes_back_without_them() {
+    let _running = one_at_a_time();
+    let untouched = Untouched::run(|| Perceptron::new(11), iterate, ITERATIONS);
+    let (engine, faults) = FaultyEngine::new(Box::new(HostEngine::new(None)));
+    let mut runtime = Runtime::builder()
+        .baseline("lru")
+        .actions(SWAP_ONLY)
+        .budget(Budget::bytes(untouched.between(0.4)))
+        .link(fast_link())
+        .engine(Box::new(engine))
+        .build()
+        .unwrap();
+    let mut workload = Perceptron::new(11);
+    let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 2);
+    faults.inject(copy::Call::Prefetch, 0, copy::Fault::WorkersDie);
+    {
+        let _iteration = runtime.iteration();
+        assert!(workload.try_iterate(Course::Fail(384)).is_err());
+    }
+    assert!(faults.happened() > 0, "nothing was in the slow tier");
+    assert!(runtime.report().latest.last().unwrap().failed_copies > 0);
+    // Nothing can be swapped from now on.
+    runtime.set_budget(Budget::bytes(untouched.peak_bytes));
+    workload.rewind();
+    losses.extend(run_under(&mut runtime, &mut workload, iterate, ITERATIONS - 2).0);
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "after the workers died");
 }
 
 #[test]

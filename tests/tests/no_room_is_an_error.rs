@@ -65,7 +65,8 @@ fn every_budget_is_held_or_refused_and_none_raises_the_peak_of_a_larger_one() {
     let _running = one_at_a_time();
     let untouched = Untouched::run(|| Perceptron::new(3), iterate, 6);
     let mut held = Vec::new();
-    for share in [1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05] {
+    let mut refused_bytes = 0;
+    for share in (1..=25).rev().map(|step| f64::from(step) * 0.04) {
         let budget_bytes = untouched.between(share);
         let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(3));
         // Where there is no fallible variant of an operator, tch panics.
@@ -82,8 +83,10 @@ fn every_budget_is_held_or_refused_and_none_raises_the_peak_of_a_larger_one() {
         if losses.iter().all(|loss| loss.is_finite()) {
             assert_held(&reports, budget_bytes, "a loop that was not refused");
             Stage::of(&losses, &workload).assert_same(&untouched.stage, &format!("within {budget_bytes} bytes"));
+            assert_eq!(refused_bytes, 0, "{budget_bytes} bytes are held and more were refused");
             held.push(report.peak_bytes);
         } else {
+            refused_bytes = budget_bytes;
             assert!(report.least_feasible_budget_bytes > budget_bytes);
         }
     }

@@ -1,5 +1,5 @@
 //! Programs whose shapes change from iteration to iteration end with a plan for each shape, taken from the cache; the
-//! budget is held throughout, and so is every bit.
+//! budget is held throughout, and so is every bit. Where the data stands does not matter.
 
 use plimsoll_runtime::torch::report::Course as Driven;
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
@@ -51,4 +51,14 @@ fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
     let reports = run(&courses, 0.5);
     assert!(reports[7].deviation.is_some(), "the first branch after a plan departs from it");
     assert!(reports[16..].iter().all(|report| report.deviation.is_none()), "{:?}", reports[19].deviation);
+}
+
+#[test]
+fn data_in_memory_that_libtorch_did_not_allocate() {
+    let _running = one_at_a_time();
+    let reports = run(&[Course::Given(384); 12], 0.5);
+    for report in &reports[6..] {
+        assert!(report.followed && report.course == Driven::Planned, "{:?}", report.deviation);
+        assert_eq!(Some(report.peak_bytes), report.predicted.map(|predicted| predicted.peak_bytes));
+    }
 }

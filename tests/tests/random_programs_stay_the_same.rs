@@ -1,31 +1,43 @@
-//! A slice of the fuzzer: random programs under random plans give the bits of their untouched selves.
+//! A slice of the fuzzer: random programs under random plans, and under random budgets, give the bits of their untouched
+//! selves.
 
-use plimsoll_tests::fuzz::{Mode, Program, Verdict};
+use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
 use plimsoll_tests::one_at_a_time;
 
 const PROGRAMS: usize = 200;
 
-#[test]
-fn under_random_plans() {
+fn slice(mode: Mode) -> Tally {
     let _running = one_at_a_time();
     tch::set_num_threads(1);
-    let (mut same, mut all_followed, mut all_reruns, mut all_bytes) = (0, 0, 0, 0);
+    let (mut same, mut all) = (0, Tally::default());
     for seed in 0.. {
         let program = Program::random(seed);
-        match program.check(Mode::Planned) {
+        match program.check(mode) {
             Verdict::Unlawful => {}
-            Verdict::Same { followed, reruns, swapped_bytes } => {
+            Verdict::Same(tally) => {
                 same += 1;
-                all_followed += followed;
-                all_reruns += reruns;
-                all_bytes += swapped_bytes;
+                all += tally;
             }
-            Verdict::Different(what) => panic!("{what}\n{}", program.minimised(Mode::Planned)),
+            Verdict::Different(what) => panic!("seed {seed}: {what}\n{}", program.minimised(mode)),
         }
         if same == PROGRAMS {
             break;
         }
     }
-    println!("{same} programs, {all_followed} iterations followed, {all_reruns} reruns, {all_bytes} bytes swapped");
-    assert!(all_followed > PROGRAMS && all_reruns > 1_000 && all_bytes > 1 << 20, "the programs test too little");
+    println!("{same} programs: {all:?}");
+    all
+}
+
+#[test]
+fn under_random_plans() {
+    let all = slice(Mode::Planned);
+    let enough = all.followed > PROGRAMS && all.reruns > 1_000 && all.swapped_bytes > 1 << 20;
+    assert!(enough, "the programs test too little");
+}
+
+#[test]
+fn under_random_budgets() {
+    let all = slice(Mode::Budgeted);
+    let enough = all.followed > PROGRAMS && all.reruns > 1_000 && all.swapped_bytes > 1 << 20;
+    assert!(enough && all.evictions > 1_000 && all.refusals > 0, "the programs test too little");
 }

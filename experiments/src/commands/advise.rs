@@ -10,6 +10,7 @@ use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::Lineage;
+use plimsoll_runtime::torch::HostEngine;
 
 use crate::advice::method::{Figures, Made, Method, methods};
 use crate::advice::quantisation::Form;
@@ -160,10 +161,10 @@ fn measure(
     let measured = run_plan(
         open.session,
         open.workload.as_mut(),
-        instance,
+        &instance.problem(),
         &made.at_full_strength.plan,
+        Box::new(HostEngine::new(arguments.link.is_emulated().then_some(instance.link))),
         arguments.iterations,
-        arguments.link.is_emulated(),
         false,
     )?;
     Ok(Figures { latency_ns: measured.makespan_ns, peak_bytes: measured.peak_bytes })

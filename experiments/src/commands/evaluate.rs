@@ -21,6 +21,7 @@ use crate::progress;
 use crate::results::{PointResult, write_json};
 use crate::table::{Table, mib, percent};
 use crate::tensorboard::RunLog;
+use crate::tiers::TierFlags;
 
 /// Flags.
 #[derive(Args)]
@@ -65,6 +66,8 @@ pub struct Arguments {
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
+    tiers: TierFlags,
+    #[command(flatten)]
     flags: LoopFlags,
 }
 
@@ -102,15 +105,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
     }
-    let device = arguments.flags.device;
-    let emulates = device == DeviceName::Cpu;
-    if !emulates && arguments.link.is_emulated() {
-        bail!("--link: a link is emulated on the CPU alone; on {device} its own is measured");
-    }
+    let tiers = arguments.tiers.clone().or(config.evaluation.host_limit, config.evaluation.spill.as_ref());
+    let link = || emulated(arguments.link.link.unwrap_or(config.evaluation.link));
     let comparison = Comparison {
         config: &config,
         policies: &policies,
-        link: emulates.then(|| emulated(arguments.link.link.unwrap_or(config.evaluation.link))),
+        tiers: tiers.open_on(arguments.flags.device, link, true)?,
         planner: arguments.planner.planner(),
         real: arguments.real,
         flags: &arguments.flags,
@@ -210,9 +210,9 @@ fn write_events(logdir: &Path, policies: &[Chosen], results: &[PointResult]) -> 
 }
 
 fn print(comparison: &Comparison<'_>, results: &[PointResult]) {
-    let link = comparison.link.map_or_else(
+    let link = comparison.tiers.as_ref().map_or_else(
         || "the device's own link".to_owned(),
-        |link| format!("emulated link of {} GB/s", link.offload_bytes_per_s / 1e9),
+        |open| format!("emulated link of {} GB/s", open.tiers.host.offload_bytes_per_s / 1e9),
     );
     println!("{} family, {link}; peaks in MiB", comparison.config.family);
     let mut table = Table::new([

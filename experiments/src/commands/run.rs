@@ -6,16 +6,17 @@ use std::sync::Arc;
 use clap::Args;
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::real::run_plan_with;
+use plimsoll_env::real::run_plan;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::file::require_writable;
-use plimsoll_runtime::{ActionSet, Lineage};
+use plimsoll_runtime::{ActionSet, Lineage, Problem};
 
 use super::plan::parse_actions;
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::loops::{LinkFlag, LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
 use crate::results::{PointResult, write_json};
 use crate::table::{mib, milliseconds, percent};
+use crate::tiers::TierFlags;
 
 /// Flags.
 #[derive(Args)]
@@ -49,6 +50,8 @@ pub struct Arguments {
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
+    tiers: TierFlags,
+    #[command(flatten)]
     flags: LoopFlags,
     /// Where to write the result as JSON
     #[arg(long, value_name = "FILE")]
@@ -61,25 +64,30 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let policy = Chosen::parse(&arguments.policy)?;
     config.workload(&arguments.workload)?;
     arguments.json.as_deref().map_or(Ok(()), require_writable)?;
+    let emulated = arguments.link.is_emulated();
+    let tiers = arguments.tiers.clone().or(config.evaluation.host_limit, config.evaluation.spill.as_ref());
+    let tiers = tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
     policy.warn_of_mismatch(&config.family.to_string(), arguments.actions);
     let mut open = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, RECORDED_ITERATIONS)?;
+    let tiers = open.tiers(tiers.as_ref())?;
     let instance = Instance {
         lineage: Arc::new(Lineage::of(&open.trace)),
-        link: arguments.link.resolve_for(&open)?,
+        link: tiers.tiers.host,
         budget_bytes: arguments.budget.resolve(open.trace.peak_bytes),
         actions: arguments.actions,
         trace: Arc::new(open.trace.clone()),
     };
-    let decided = policy.plan_or_refuse(instance.problem(), &arguments.planner.planner())?;
-    let emulated = arguments.link.is_emulated();
-    let mut result = PointResult::planned(policy.name(), &instance.problem(), emulated, &decided);
+    let problem = Problem { tiers: tiers.tiers, ..instance.problem() };
+    let decided = policy.plan_or_refuse(problem, &arguments.planner.planner())?;
+    let mut result = PointResult::planned(policy.name(), &problem, emulated, &decided);
     let plan = &decided.planned.plan;
-    let measured = run_plan_with(
-        open.engine(emulated.then_some(instance.link))?,
+    let engine = open.engine(&tiers)?;
+    let measured = run_plan(
         open.session,
         open.workload.as_mut(),
-        &instance,
+        &problem,
         plan,
+        engine,
         arguments.iterations,
         arguments.interleave,
     )?;

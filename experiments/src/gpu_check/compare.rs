@@ -9,7 +9,7 @@ use anyhow::Context;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use plimsoll_env::Instance;
-use plimsoll_env::real::{Measurement, run_plan_with};
+use plimsoll_env::real::{Measurement, run_plan};
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::file::write_whole;
@@ -172,13 +172,13 @@ impl Bench<'_> {
 
     fn run(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<(Measurement, Option<(u64, u64)>)> {
         let Bed { session, engines, .. } = self.bed;
-        let plan = &decided.planned.plan;
+        let (plan, problem) = (&decided.planned.plan, instance.problem());
         // The first planned iteration gets page-locked memory, which later ones use again.
-        run_plan_with(engines.engine(None)?, *session, self.workload, instance, plan, 1, false)?;
+        run_plan(*session, self.workload, &problem, plan, engines.engine(None)?, 1, false)?;
         session.empty_device_cache()?;
         session.reset_device_peak();
         let before = engines.host_waits_and_allocations();
-        let measured = run_plan_with(engines.engine(None)?, *session, self.workload, instance, plan, MEASURED, true)?;
+        let measured = run_plan(*session, self.workload, &problem, plan, engines.engine(None)?, MEASURED, true)?;
         let after = engines.host_waits_and_allocations();
         let since = before.zip(after).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
         Ok((measured, since))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use plimsoll_env::Instance;
-use plimsoll_env::real::run_plan_with;
+use plimsoll_env::real::run_plan;
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::baseline;
@@ -115,7 +115,7 @@ fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::
     });
     let (name, planned) = found.context("no plan fits any of the budgets tried")?;
     let engine = bed.engines.engine(None)?;
-    let measured = run_plan_with(engine, bed.session, workload.as_mut(), &instance, &planned.plan, PLANNED, false)?;
+    let measured = run_plan(bed.session, workload.as_mut(), &instance.problem(), &planned.plan, engine, PLANNED, false)?;
     losses.extend(&measured.losses);
     let found = Outcome::of(&losses, workload.as_ref())?;
     drop(workload);

@@ -53,6 +53,10 @@ impl Policy for AutoSwap {
         false
     }
 
+    fn decides_unopened(&self) -> bool {
+        false
+    }
+
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let mut largest = [f64::MIN_POSITIVE; 3];
         for candidate in pressure.candidates {

@@ -30,6 +30,10 @@ impl Policy for DtrEq {
         false
     }
 
+    fn decides_unopened(&self) -> bool {
+        false
+    }
+
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let known = self.known.as_mut().expect("a policy is opened before it chooses");
         known.classify(pressure.operator as u32);

@@ -64,6 +64,10 @@ impl Policy for Heat {
         false
     }
 
+    fn decides_unopened(&self) -> bool {
+        false
+    }
+
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let (mut least, mut most) = ([f64::INFINITY; 4], [f64::NEG_INFINITY; 4]);
         for candidate in pressure.candidates {

@@ -42,6 +42,10 @@ impl Policy for SuperNeurons {
         false
     }
 
+    fn decides_unopened(&self) -> bool {
+        false
+    }
+
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let left = |candidate: &Candidate| self.left[candidate.window.index()];
         lowest_among(pressure, Action::Swap, left, |candidate| -(candidate.staleness_ns as f64))

@@ -36,6 +36,10 @@ impl Policy for VdnnPlus {
         false
     }
 
+    fn decides_unopened(&self) -> bool {
+        false
+    }
+
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let feature_map = |candidate: &Candidate| self.feature_map[candidate.window.index()];
         lowest_among(pressure, Action::Swap, feature_map, |candidate| -(candidate.staleness_ns as f64))

@@ -161,14 +161,25 @@ impl Driver {
         }
     }
 
-    /// Storages that the program has let go of, though a dropped one keeps them alive: dead to a recording.
+    /// Storages that the program has let go of, though a dropped one keeps them alive: dead to recording and programs.
     fn tell_orphans(&mut self) -> Result<(), Fault> {
-        let Some(recording) = &mut self.recording else { return Ok(()) };
-        for &entry in self.residency.held() {
-            if !self.orphans.contains(&entry) && shim::is_orphan(entry)? {
-                recording.freed(entry);
-                self.orphans.push(entry);
+        if self.residency.held().is_empty() {
+            return Ok(());
+        }
+        let suspects: Vec<Entry> = match self.recording {
+            Some(_) => self.residency.held().to_vec(),
+            // Programs ask for no more than what should be gone by now.
+            None => self.programs.iter().filter(|program| program.matches).flat_map(Program::overdue).collect(),
+        };
+        for entry in suspects {
+            if self.orphans.contains(&entry) || !self.residency.held().contains(&entry) || !shim::is_orphan(entry)? {
+                continue;
             }
+            if let Some(recording) = &mut self.recording {
+                recording.freed(entry);
+            }
+            self.programs.iter_mut().for_each(|program| program.freed(entry));
+            self.orphans.push(entry);
         }
         Ok(())
     }
@@ -293,7 +304,7 @@ impl Driver {
 
     fn offload(&mut self, leader: usize, storages: &[StorageId], tier: Tier) -> Result<(), Fault> {
         let mut entries = self.entries(leader, storages, |place| matches!(place, Place::Resident));
-        entries.retain(|&entry| self.residency.get(entry).is_some_and(|live| live.users == 0));
+        entries.retain(|&entry| self.residency.get(entry).is_some_and(|live| live.users + live.awaited == 0));
         self.exact &= entries.len() == storages.len();
         if entries.is_empty() || self.residency.swap_refused.is_some() {
             self.exact = false;
@@ -502,47 +513,33 @@ impl Shared {
         Ok(driver)
     }
 
-    /// Makes a storage resident.
-    fn bring_back<'a>(
-        &'a self,
-        mut driver: MutexGuard<'a, Driver>,
-        entry: Entry,
-    ) -> Result<MutexGuard<'a, Driver>, Fault> {
-        loop {
-            let live = driver.residency.get(entry);
-            let live = live.ok_or_else(|| Fault::Broken(format!("{entry:?} is gone")))?;
-            driver = match (&live.place, live.version) {
-                (Place::Resident, _) => return Ok(driver),
-                (Place::Dropped, Some(version)) => self.rebuild(driver, Rebuild::of(version))?,
-                _ => {
-                    driver.residency.fetch(entry)?;
-                    driver
-                }
-            };
-        }
-    }
-
-    /// Sees to it that the operator finds what it uses, and nothing is lost by what it writes.
+    /// Sees to it that the operator finds what it uses, and nothing is lost by what it writes. Nothing of `entries` may
+    /// be evicted from then on.
+    ///
+    /// What is dropped comes back first, at the expense of anything that can be swapped, the operator's other inputs
+    /// included; then what is swapped comes back together. So there is room wherever the operator itself has room.
     fn prepare<'a>(
         &'a self,
         mut driver: MutexGuard<'a, Driver>,
         operator: &RawOperator,
+        entries: &[Entry],
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
-        for access in operator.accesses() {
-            driver = self.bring_back(driver, access.entry)?;
-        }
-        while let Some(version) = driver.residency.at_risk(operator.accesses()) {
-            // What comes back now must not be dropped again before the write.
-            driver.residency.ending = Ending::Rebuilding;
-            let rebuilt = self.rebuild(driver, Rebuild::of(version));
-            if rebuilt.is_err() {
-                self.lock().residency.ending = Ending::No;
+        loop {
+            while let Some(version) = driver.residency.first_dropped(entries) {
+                driver = self.rebuild(driver, Rebuild::of(version))?;
             }
-            driver = rebuilt?;
+            while let Some(version) = driver.residency.at_risk(operator.accesses()) {
+                // What comes back now must not be dropped again before the write.
+                driver.residency.ending = Ending::Rebuilding;
+                driver = self.rebuild(driver, Rebuild::of(version))?;
+            }
+            driver.residency.fetch_together(entries)?;
+            if driver.residency.are_resident(entries) && driver.residency.at_risk(operator.accesses()).is_none() {
+                driver.residency.begin_use(entries)?;
+                driver.residency.free_copies(operator.accesses());
+                return Ok(driver);
+            }
         }
-        driver.residency.ending = Ending::No;
-        driver.residency.free_copies(operator.accesses());
-        Ok(driver)
     }
 
     /// Ends the iteration: everything is restored, within the budget where that can be.
@@ -650,21 +647,26 @@ impl Observer for Shared {
         let entries: Vec<Entry> = operator.accesses().iter().map(|access| access.entry).collect();
         driver.arrive(operator).map_err(|fault| fault.to_string())?;
         let mut driver = self.carry_out(driver).map_err(|fault| fault.to_string())?;
-        driver.residency.begin_use(operator);
-        let prepared = self.prepare(driver, operator).and_then(|mut driver| {
-            let wish = driver.wish();
-            // Until the operator has run the lock is only taken by who makes room, and what is being written is no
-            // longer what anything could be rebuilt from.
-            let written = driver.residency.begin_writes(operator.accesses(), wish.recipe)?;
-            Ok((wish, written))
-        });
-        match prepared {
-            Ok((wish, written)) => {
+        driver.residency.begin_wait(operator);
+        let prepared = self.prepare(driver, operator, &entries);
+        let mut driver = prepared.or_else(|fault| {
+            let mut driver = self.lock();
+            driver.residency.ending = Ending::No;
+            driver.residency.end_wait(&entries);
+            driver.leave_schedule(fault.to_string());
+            Err(fault.to_string())
+        })?;
+        driver.residency.ending = Ending::No;
+        driver.residency.end_wait(&entries);
+        let wish = driver.wish();
+        // Until the operator has run the lock is only taken by who makes room, and what is being written is no longer
+        // what anything could be rebuilt from.
+        match driver.residency.begin_writes(operator.accesses(), wish.recipe) {
+            Ok(written) => {
                 IN_USE.with(|in_use| *in_use.borrow_mut() = InUse { entries, written });
                 Ok(wish)
             }
             Err(fault) => {
-                let mut driver = self.lock();
                 driver.residency.end_use(&entries);
                 driver.leave_schedule(fault.to_string());
                 Err(fault.to_string())

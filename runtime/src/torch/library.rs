@@ -12,7 +12,7 @@ use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, trace_of};
 use super::report::{Course, IterationReport, Report};
 use crate::baselines::{Dtr, baseline};
-use crate::hardware::Link;
+use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
 use crate::lineage::Lineage;
 use crate::plan::{ActionSet, Plan};
@@ -40,18 +40,23 @@ pub(super) enum Decider {
 }
 
 impl Decider {
-    /// The policy that decides when bytes run out.
+    /// The policy that decides when bytes run out: DTR's rule where ours has to see the whole iteration first.
     pub(super) fn reactive(&self) -> Box<dyn Policy + Send> {
+        let policy = self.policy();
+        if policy.decides_unopened() { policy } else { Box::new(Dtr) }
+    }
+
+    fn policy(&self) -> Box<dyn Policy + Send> {
         match self {
             Decider::Learned(policy) => policy.clone(),
-            Decider::Baseline(name) => baseline(name, 0).unwrap_or_else(|| Box::new(Dtr)),
+            Decider::Baseline(name) => baseline(name, 0).expect("the builder has asked for it"),
         }
     }
 
     fn plan(&self, problem: Problem<'_>, planner: &Planner) -> Planned {
         match self {
             Decider::Learned(policy) => planner.plan(problem, Some(policy)).planned,
-            Decider::Baseline(_) => plan(problem, self.reactive().as_mut()),
+            Decider::Baseline(_) => plan(problem, self.policy().as_mut()),
         }
     }
 }
@@ -74,7 +79,7 @@ struct Shelf {
 /// The plan cache.
 pub(super) struct Library {
     decider: Decider,
-    link: Link,
+    tiers: SlowTiers,
     actions: ActionSet,
     planner: Planner,
     plans_max: usize,
@@ -93,10 +98,10 @@ pub(super) struct Library {
 }
 
 impl Library {
-    pub(super) fn new(decider: Decider, link: Link, actions: ActionSet, planner: Planner, plans_max: usize) -> Self {
+    pub(super) fn new(decider: Decider, tiers: SlowTiers, actions: ActionSet, planner: Planner, plans_max: usize) -> Self {
         Library {
             decider,
-            link,
+            tiers,
             actions,
             planner,
             plans_max,
@@ -211,19 +216,19 @@ impl Library {
         let started = Instant::now();
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
-        let problem = Problem { trace, lineage, tiers: self.link.into(), budget_bytes, actions: self.actions };
+        let problem = Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
         let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
             Plan::keep_all(lineage.windows().len())
         } else {
             let planned = self.decider.plan(problem, &self.planner);
             if !planned.fits() {
-                let mut policies = [self.decider.reactive(), Box::new(Dtr)];
+                let mut policies = [self.decider.policy(), Box::new(Dtr)];
                 let least = least_feasible_budget(problem, &mut policies);
                 self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
             }
             planned.plan
         };
-        let (schedule, prediction) = Timeline::new(trace, lineage, self.link).schedule(&plan, budget_bytes);
+        let (schedule, prediction) = Timeline::new(trace, lineage, self.tiers).schedule(&plan, budget_bytes);
         report.plans += 1;
         report.planning_ns += started.elapsed().as_nanos() as u64;
         Scheduled::new(known, &plan, schedule, Some(prediction))

@@ -199,6 +199,12 @@ impl Program {
         Ok(())
     }
 
+    /// Storages that the program should have let go of after the last operator, and that are still there.
+    pub(crate) fn overdue(&self) -> impl Iterator<Item = Entry> {
+        let last = self.operator.checked_sub(1).map(|last| &self.known.trace.operators[last]);
+        last.into_iter().flat_map(|last| &last.frees).filter_map(|storage| self.entry[storage.index()])
+    }
+
     /// Checks that the program has let go of what the trace says it lets go of after the last operator.
     fn check_frees(&self) -> Result<(), String> {
         let Some(last) = self.operator.checked_sub(1) else { return Ok(()) };

@@ -109,15 +109,20 @@ impl Residency {
         if self.discard_oldest_copy()? {
             return Ok(true);
         }
-        if let Some((entry, action)) = self.choose(deficit_bytes - under_way) {
-            // A failure is remembered, so that it is not chosen again.
-            match action {
-                Action::Swap => self.evict_by_swap(entry),
-                _ => self.evict_by_drop(entry),
-            }?;
-            return Ok(true);
+        for awaited in [false, true] {
+            if let Some((entry, action)) = self.choose(deficit_bytes - under_way, awaited) {
+                // A failure is remembered, so that it is not chosen again.
+                match action {
+                    Action::Swap => self.evict_by_swap(entry),
+                    _ => self.evict_by_drop(entry),
+                }?;
+                return Ok(true);
+            }
+            if self.finish_oldest_offload()? {
+                return Ok(true);
+            }
         }
-        self.finish_oldest_offload()
+        Ok(false)
     }
 
     fn finish_oldest_offload(&mut self) -> Result<bool, Fault> {
@@ -140,7 +145,7 @@ impl Residency {
     /// Releases what was brought back early and is not in use: its copy is still there.
     fn discard_oldest_copy(&mut self) -> Result<bool, Fault> {
         let early = |(entry, live): &(Entry, &Live)| {
-            live.users == 0 && (self.has_copy(*entry) || matches!(live.place, Place::Prefetching(_)))
+            live.users + live.awaited == 0 && (self.has_copy(*entry) || matches!(live.place, Place::Prefetching(_)))
         };
         let oldest = self.iter().filter(early).min_by_key(|(_, live)| live.last_use_ns).map(|(entry, _)| entry);
         let Some(entry) = oldest else { return Ok(false) };
@@ -176,9 +181,10 @@ impl Residency {
         }
     }
 
-    /// What the policy evicts, if anything can be.
-    fn choose(&mut self, deficit_bytes: u64) -> Option<(Entry, Action)> {
-        self.find_candidates();
+    /// What the policy evicts, if anything can be: of what is idle, or of what is `awaited` by somebody who still waits
+    /// for something else.
+    fn choose(&mut self, deficit_bytes: u64, awaited: bool) -> Option<(Entry, Action)> {
+        self.find_candidates(awaited);
         let mut reactive = std::mem::replace(&mut self.reactive.policy, Box::new(Dtr));
         let facts = &mut self.reactive;
         let (candidates, features) = (&facts.candidates, &mut facts.features);
@@ -208,14 +214,15 @@ impl Residency {
         chosen.map(|Choice { candidate, action }| (facts.entries[candidate], action))
     }
 
-    /// Idle storages, and what evicting them would cost.
-    fn find_candidates(&mut self) {
+    /// Idle or `awaited` storages, and what evicting them would cost.
+    fn find_candidates(&mut self, awaited: bool) {
         let mut entries = std::mem::take(&mut self.reactive.entries);
         let mut candidates = std::mem::take(&mut self.reactive.candidates);
         entries.clear();
         candidates.clear();
         let is_idle = |live: &Live| {
             live.users == 0
+                && (live.awaited > 0) == awaited
                 && !live.is_fresh
                 && live.locked.is_none()
                 && live.bytes >= EVICTION_FLOOR_BYTES

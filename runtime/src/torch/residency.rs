@@ -47,8 +47,11 @@ pub(crate) struct Live {
     copy: Option<SlowCopy>,
     /// What it holds; none while nobody has asked.
     pub(crate) version: Option<VersionId>,
-    /// Operators and reruns under way that use its bytes.
+    /// Operators and reruns under way that use its bytes: it must stay.
     pub(crate) users: u32,
+    /// Operators and reruns that will use its bytes once their other inputs are there: it should stay, and it is not
+    /// dropped.
+    pub(crate) awaited: u32,
     /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
     pub(crate) is_fresh: bool,
     pub(crate) last_use_ns: u64,
@@ -104,11 +107,21 @@ impl Job {
     }
 }
 
-/// A version being made again, and what is locked for it.
+/// A version being made again, and what waits for that.
 struct Frame {
     version: VersionId,
     maker: Option<MakerId>,
-    locked: Vec<Entry>,
+    /// Storages that its maker reads.
+    awaited: Vec<Entry>,
+    /// What was made for its maker, and is kept until that has run. What else stands beside the program may go when bytes
+    /// run out, and is then made for it.
+    made: Vec<VersionId>,
+}
+
+impl Frame {
+    fn of(version: VersionId) -> Self {
+        Frame { version, maker: None, awaited: Vec::new(), made: Vec::new() }
+    }
 }
 
 /// Reruns on the way to one version. An explicit stack, not recursion: chains can be as long as the iteration.
@@ -118,7 +131,7 @@ pub(crate) struct Rebuild {
 
 impl Rebuild {
     pub(crate) fn of(version: VersionId) -> Self {
-        Rebuild { frames: vec![Frame { version, maker: None, locked: Vec::new() }] }
+        Rebuild { frames: vec![Frame::of(version)] }
     }
 }
 
@@ -226,6 +239,7 @@ impl Residency {
             copy: None,
             version: None,
             users: 0,
+            awaited: 0,
             is_fresh: false,
             last_use_ns: now_ns,
         })
@@ -299,11 +313,11 @@ impl Residency {
         }
     }
 
-    /// An operator is about to use these storages: none of them may be evicted until it has run.
-    pub(crate) fn begin_use(&mut self, operator: &RawOperator) {
+    /// An operator waits for these storages to be made ready.
+    pub(crate) fn begin_wait(&mut self, operator: &RawOperator) {
         for access in operator.accesses() {
             let live = self.known(access.entry, access.bytes, access.locked());
-            live.users += 1;
+            live.awaited += 1;
             live.locked = live.locked.or(access.locked());
             if live.bytes != access.bytes {
                 live.bytes = access.bytes;
@@ -315,6 +329,46 @@ impl Residency {
                 self.ancestry.becomes_root(version);
             }
         }
+    }
+
+    /// The operator uses them now, or never will.
+    pub(crate) fn end_wait(&mut self, entries: &[Entry]) {
+        for &entry in entries {
+            if let Ok(live) = self.live_mut(entry) {
+                live.awaited -= 1;
+            }
+        }
+    }
+
+    /// None of these storages may be evicted until their use ends.
+    pub(crate) fn begin_use(&mut self, entries: &[Entry]) -> Result<(), Fault> {
+        entries.iter().try_for_each(|&entry| self.live(entry).map(drop))?;
+        for &entry in entries {
+            self.live_mut(entry)?.users += 1;
+        }
+        Ok(())
+    }
+
+    /// Brings all of them back from the slow tier, none at the expense of another. Where the slow tier fails they may
+    /// count as dropped afterwards.
+    pub(crate) fn fetch_together(&mut self, entries: &[Entry]) -> Result<(), Fault> {
+        self.begin_use(entries)?;
+        let fetched = entries.iter().try_for_each(|&entry| self.fetch(entry));
+        for &entry in entries {
+            self.live_mut(entry)?.users -= 1;
+        }
+        fetched
+    }
+
+    /// Whether all of them are resident.
+    pub(crate) fn are_resident(&self, entries: &[Entry]) -> bool {
+        entries.iter().all(|&entry| self.get(entry).is_some_and(|live| matches!(live.place, Place::Resident)))
+    }
+
+    /// What the first dropped one of them held.
+    pub(crate) fn first_dropped(&self, entries: &[Entry]) -> Option<VersionId> {
+        let mut dropped = entries.iter().filter_map(|&entry| self.get(entry));
+        dropped.find(|live| matches!(live.place, Place::Dropped)).and_then(|live| live.version)
     }
 
     /// The operator that used them has run, or will not run.
@@ -607,7 +661,7 @@ impl Residency {
     /// Whether a resident storage may be dropped.
     pub(crate) fn can_drop(&mut self, entry: Entry) -> bool {
         let version = match self.get(entry) {
-            Some(live) if matches!(live.place, Place::Resident) && live.users == 0 => live.version,
+            Some(live) if matches!(live.place, Place::Resident) && live.users + live.awaited == 0 => live.version,
             _ => None,
         };
         version.is_some_and(|version| self.ancestry.is_rebuildable(version))
@@ -671,10 +725,13 @@ impl Residency {
                 Ok(()) => {}
             }
         }
-        let live = self.live(entry)?;
-        match (last, live.version) {
-            (_, _) if matches!(live.place, Place::Resident) => Ok(()),
-            (_, Some(version)) if self.ancestry.is_rebuildable(version) => {
+        if matches!(self.live(entry)?.place, Place::Resident) || self.rescue(entry)? {
+            return Ok(());
+        }
+        match (last, self.live(entry)?.version) {
+            (Some(Fault::Copy(error)), Some(version)) if self.ancestry.is_rebuildable(version) => {
+                // What goes there does not come back.
+                self.swap_refused.get_or_insert(error);
                 self.free_copy(entry);
                 self.live_mut(entry)?.place = Place::Dropped;
                 self.ancestry.drop_bytes(version);
@@ -687,6 +744,24 @@ impl Residency {
             ))),
             (None, _) => Err(Fault::Broken(format!("{entry:?} does not come back"))),
         }
+    }
+
+    /// Brings a storage back past the workers that have failed to: whether that worked.
+    fn rescue(&mut self, entry: Entry) -> Result<bool, Fault> {
+        self.relieve(self.live(entry)?.bytes)?;
+        let to = shim::allocate(entry)?;
+        let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
+        let copy = copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?;
+        // SAFETY: the entry has just allocated as many bytes, and nobody else knows them.
+        if unsafe { self.engine.rescue(copy, to) }.is_err() {
+            shim::release(entry)?;
+            return Ok(false);
+        }
+        shim::unpark(entry)?;
+        let live = self.live_mut(entry)?;
+        live.place = Place::Resident;
+        self.report.prefetched_bytes += live.bytes;
+        Ok(true)
     }
 
     fn fetch_now(&mut self, entry: Entry) -> Result<(), Fault> {
@@ -720,25 +795,48 @@ impl Residency {
                 Some(maker) => maker,
                 None => self.open(top)?,
             };
-            let missing = {
-                // What takes longest first: it needs the most room meanwhile, and finds least waiting beside it ("The
-                // Generation of Optimal Code for Arithmetic Expressions", Sethi and Ullman 1970, with time for registers).
-                let inputs = self.ancestry.maker(maker).inputs.iter().flatten();
-                let missing: Vec<VersionId> = inputs.copied().filter(|&input| self.at_hand(input).is_none()).collect();
-                match missing[..] {
-                    [only] => Some(only),
-                    _ => missing.into_iter().max_by_key(|&input| self.rebuild_ns(input).1),
+            match self.costliest_to_make(maker) {
+                Some(version) => {
+                    top.made.push(version);
+                    self.ancestry.version_mut(version).wanted += 1;
+                    rebuild.frames.push(Frame::of(version));
                 }
-            };
-            match missing {
-                Some(version) => rebuild.frames.push(Frame { version, maker: None, locked: Vec::new() }),
-                None => return self.job(maker, true).map(Some),
+                None => {
+                    // What was made meanwhile may have been swapped to make room for the rest, which takes room itself.
+                    let inputs = self.current_inputs(maker);
+                    self.fetch_together(&inputs)?;
+                    if self.are_resident(&inputs) && self.costliest_to_make(maker).is_none() {
+                        return self.job(maker, true).map(Some);
+                    }
+                }
             }
         }
         Ok(None)
     }
 
-    /// Locks what a rerun reads.
+    /// Of the inputs that must be made again before `maker` can run, the one that takes longest: it needs the most room
+    /// meanwhile, and finds least waiting beside it ("The Generation of Optimal Code for Arithmetic Expressions", Sethi
+    /// and Ullman 1970, with time for registers).
+    fn costliest_to_make(&self, maker: MakerId) -> Option<VersionId> {
+        let is_missing = |&input: &VersionId| {
+            let seen = self.ancestry.version(input);
+            seen.beside.is_none() && (!seen.is_current || seen.is_dropped)
+        };
+        let inputs = self.ancestry.maker(maker).inputs.iter().flatten().copied();
+        let missing: Vec<VersionId> = inputs.filter(is_missing).collect();
+        match missing[..] {
+            [only] => Some(only),
+            _ => missing.into_iter().max_by_key(|&input| self.rebuild_ns(input).1),
+        }
+    }
+
+    /// The storages that still hold what `maker` reads, where it does not stand beside the program.
+    fn current_inputs(&self, maker: MakerId) -> Vec<Entry> {
+        let inputs = self.ancestry.maker(maker).inputs.iter().flatten().map(|&input| self.ancestry.version(input));
+        inputs.filter(|input| input.is_current && input.beside.is_none()).map(|input| input.entry).collect()
+    }
+
+    /// Marks what a rerun will read.
     fn open(&mut self, frame: &mut Frame) -> Result<MakerId, Fault> {
         let maker = self.ancestry.version(frame.version).maker;
         let maker = maker.ok_or_else(|| Fault::Broken(format!("{:?} is a lost root", frame.version)))?;
@@ -746,31 +844,29 @@ impl Residency {
         self.rebuilds += 1;
         let inputs: Vec<VersionId> = self.ancestry.maker(maker).inputs.iter().flatten().copied().collect();
         for input in inputs {
-            let seen = self.ancestry.version_mut(input);
-            seen.wanted += 1;
+            let seen = self.ancestry.version(input);
             let (entry, is_current) = (seen.entry, seen.is_current);
             if is_current {
-                self.live_mut(entry)?.users += 1;
-                frame.locked.push(entry);
+                self.live_mut(entry)?.awaited += 1;
+                frame.awaited.push(entry);
             }
         }
         Ok(maker)
     }
 
-    /// Unlocks what a rerun read, and releases what nothing will read again.
+    /// Unmarks what a rerun read, and releases what nothing will read again.
     fn close(&mut self, frame: Frame) -> Result<(), Fault> {
         let Some(maker) = frame.maker else { return Ok(()) };
         self.rebuilds -= 1;
-        self.end_use(&frame.locked);
-        let inputs: Vec<VersionId> = self.ancestry.maker(maker).inputs.iter().flatten().copied().collect();
-        for input in inputs {
-            self.ancestry.version_mut(input).wanted -= 1;
-            self.tidy(input)?;
+        self.end_wait(&frame.awaited);
+        for &made in &frame.made {
+            self.ancestry.version_mut(made).wanted -= 1;
         }
-        Ok(())
+        let inputs: Vec<VersionId> = self.ancestry.maker(maker).inputs.iter().flatten().copied().collect();
+        inputs.into_iter().try_for_each(|input| self.tidy(input))
     }
 
-    /// Unlocks everything: the rebuild cannot go on.
+    /// Unmarks everything: the rebuild cannot go on.
     pub(crate) fn abandon(&mut self, rebuild: Rebuild) {
         for frame in rebuild.frames.into_iter().rev() {
             // What cannot be released now is released with the iteration.

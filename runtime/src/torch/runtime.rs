@@ -35,7 +35,7 @@ use super::session::{Listening, Observer, Session, SessionError, Wish};
 use super::shim::{self, RawOperator};
 use crate::baselines::BASELINES;
 use crate::file::{FileError, write_whole};
-use crate::hardware::Link;
+use crate::hardware::{Link, SlowTiers};
 use crate::period::PeriodDetector;
 use crate::plan::ActionSet;
 use crate::planner::Planner;
@@ -89,7 +89,7 @@ pub struct Builder {
     budget: Option<Budget>,
     device: Device,
     engine: Option<Box<dyn CopyEngine>>,
-    link: Option<Link>,
+    tiers: Option<SlowTiers>,
     actions: ActionSet,
     planner: Planner,
     plans_max: usize,
@@ -106,7 +106,8 @@ impl Builder {
         self
     }
 
-    /// A baseline that decides, by its name.
+    /// A baseline that decides, by its name. Where it has to see a whole iteration first, DTR's rule decides when bytes run
+    /// out.
     pub fn baseline(mut self, name: &str) -> Self {
         let known = BASELINES.into_iter().find(|known| *known == name);
         self.decider =
@@ -135,7 +136,14 @@ impl Builder {
 
     /// How fast the engine's copies are; measured on this machine's memory unless told.
     pub fn link(mut self, link: Link) -> Self {
-        self.link = Some(link);
+        self.tiers = Some(link.into());
+        self
+    }
+
+    /// How fast the engine's copies are and how much each of its tiers takes, as plans are to reckon with: instead of
+    /// [`Builder::link`].
+    pub fn tiers(mut self, tiers: SlowTiers) -> Self {
+        self.tiers = Some(tiers);
         self
     }
 
@@ -168,13 +176,14 @@ impl Builder {
     pub fn build(self) -> Result<Runtime, BuildError> {
         let decider = self.decider?;
         let budget = self.budget.ok_or(BuildError::NoBudget)?;
-        if self.device != Device::Cpu && (self.engine.is_none() || self.link.is_none()) {
+        if self.device != Device::Cpu && (self.engine.is_none() || self.tiers.is_none()) {
             return Err(BuildError::NoEngine(self.device));
         }
         let session = Session::install_on(self.device)?;
-        let link = self.link.unwrap_or_else(HostEngine::probe);
+        let tiers = self.tiers.unwrap_or_else(|| HostEngine::probe().into());
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
-        let mut driver = Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, link)));
+        let mut driver =
+            Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, tiers.host)));
         driver.keeps_recipes = self.actions.recompute;
         if self.events {
             driver.residency.events.switch_on();
@@ -184,7 +193,7 @@ impl Builder {
             shared: Arc::new(Shared::new(driver)),
             keeper: Arc::new(Mutex::new(Keeper {
                 budget,
-                library: Library::new(decider, link, self.actions, self.planner, self.plans_max),
+                library: Library::new(decider, tiers, self.actions, self.planner, self.plans_max),
                 report: Report::default(),
             })),
         })
@@ -253,7 +262,7 @@ impl Runtime {
             budget: None,
             device: Device::Cpu,
             engine: None,
-            link: None,
+            tiers: None,
             actions: ActionSet::ALL,
             planner: Planner::default(),
             plans_max: 16,

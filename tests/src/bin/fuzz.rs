@@ -1,12 +1,12 @@
-//! Random programs under random plans against their untouched selves:
+//! Random programs under random plans, and under random budgets, against their untouched selves:
 //!
-//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N]
+//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode planned|budgeted]
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
-use plimsoll_tests::fuzz::{Mode, Program, Verdict};
+use clap::{Parser, ValueEnum};
+use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
 
 /// Flags.
 #[derive(Parser)]
@@ -17,40 +17,70 @@ struct Arguments {
     /// The seed of the first; the others follow
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// One way to run them; both unless told
+    #[arg(long)]
+    mode: Option<Ways>,
+    /// Name every program that differs, and go on
+    #[arg(long)]
+    keep_going: bool,
+}
+
+/// As [`Mode`].
+#[derive(Clone, Copy, ValueEnum)]
+enum Ways {
+    Planned,
+    Budgeted,
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let Arguments { programs, seed, mode, keep_going } = Arguments::parse();
     tch::set_num_threads(1);
     plimsoll_tests::fuzz::quietly();
+    let modes = match mode {
+        Some(Ways::Planned) => vec![Mode::Planned],
+        Some(Ways::Budgeted) => vec![Mode::Budgeted],
+        None => vec![Mode::Planned, Mode::Budgeted],
+    };
+    for mode in modes {
+        let different = run(mode, programs, seed, keep_going);
+        if let Some(program) = different.first() {
+            println!("{program}minimised:\n{}", program.minimised(mode));
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs `programs` of them, from `seed` on, and says how those differ that do. Returns them.
+fn run(mode: Mode, programs: u64, mut seed: u64, keep_going: bool) -> Vec<Program> {
     let started = Instant::now();
-    let (mut same, mut unlawful, mut all_followed, mut all_reruns, mut all_bytes) = (0u64, 0u64, 0, 0, 0);
-    let mut seed = arguments.seed;
-    while same < arguments.programs {
+    let (mut same, mut unlawful, mut all, mut different) = (0, 0, Tally::default(), Vec::new());
+    while same + (different.len() as u64) < programs && (keep_going || different.is_empty()) {
         let program = Program::random(seed);
-        match program.check(Mode::Planned) {
-            Verdict::Same { followed, reruns, swapped_bytes } => {
+        match program.check(mode) {
+            Verdict::Same(tally) => {
                 same += 1;
-                all_followed += followed;
-                all_reruns += reruns;
-                all_bytes += swapped_bytes;
+                all += tally;
                 if same.is_multiple_of(500) {
                     println!("{same} programs, {:.0} s", started.elapsed().as_secs_f64());
                 }
             }
             Verdict::Unlawful => unlawful += 1,
             Verdict::Different(what) => {
-                println!("DIFFERENT: {what}\n{program}minimised:\n{}", program.minimised(Mode::Planned));
-                return ExitCode::FAILURE;
+                println!("DIFFERENT ({mode:?}), seed {seed}: {what}");
+                different.push(program);
             }
         }
         seed += 1;
     }
+    let Tally { followed, reruns, swapped_bytes, evictions, refusals } = all;
     println!(
-        "{same} programs without a difference in {:.0} s ({unlawful} drawn that do not train): {all_followed} iterations \
-         followed their plans, {all_reruns} reruns, {} MiB swapped",
+        "{mode:?}: {same} programs without a difference, {} with one, in {:.0} s ({unlawful} drawn that do not train): {followed} \
+         iterations followed their plans, {reruns} reruns, {} MiB swapped, {evictions} evictions when bytes ran out, \
+         {refusals} refusals",
+        different.len(),
         started.elapsed().as_secs_f64(),
-        all_bytes >> 20,
+        swapped_bytes >> 20,
     );
-    ExitCode::SUCCESS
+    different
 }

@@ -1,0 +1,317 @@
+//! `plimsoll hold`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::units::Budget;
+use plimsoll_env::workload::Workload;
+use plimsoll_runtime::file::require_writable;
+use plimsoll_runtime::torch::report::Course;
+use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime, Session};
+use serde::Serialize;
+
+use super::train::command_line;
+use crate::chosen::Chosen;
+use crate::loops::{LinkFlag, LoopFlags, Untouched, build, open_device};
+use crate::progress;
+use crate::results::write_json;
+use crate::table::{Table, mib, percent};
+use crate::tiers::{OpenTiers, TierFlags};
+
+/// Flags.
+#[derive(Args)]
+pub struct Arguments {
+    /// Training loops, each a configuration and the name of a workload in it, such as configs/gpt.toml:gpt-small
+    #[arg(required = true, value_name = "FILE:WORKLOAD")]
+    loops: Vec<LoopName>,
+    /// Device bytes, such as 512MiB, or a share of the keep-all peak, such as 60%; may be given several times
+    #[arg(long, value_name = "BUDGET", default_values = ["80%", "60%", "45%"])]
+    budget: Vec<Budget>,
+    /// Iterations, from the first one on
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    iterations: usize,
+    /// A policy file, or the name of a baseline
+    #[arg(long, value_name = "FILE|BASELINE", default_value = "dtr")]
+    policy: String,
+    #[command(flatten)]
+    link: LinkFlag,
+    #[command(flatten)]
+    tiers: TierFlags,
+    #[command(flatten)]
+    flags: LoopFlags,
+    /// Where to write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A workload by its configuration's path and its own name.
+#[derive(Clone, Debug)]
+struct LoopName {
+    config: PathBuf,
+    workload: String,
+}
+
+impl FromStr for LoopName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (config, workload) = text.rsplit_once(':').ok_or("expected FILE:WORKLOAD")?;
+        Ok(LoopName { config: Path::new(config).to_owned(), workload: workload.to_owned() })
+    }
+}
+
+/// One loop under one budget.
+#[derive(Clone, Debug, Serialize)]
+struct Held {
+    workload: String,
+    /// The budget that was asked for.
+    asked_bytes: u64,
+    /// The budget that was held: the least found to be feasible where less was asked for.
+    budget_bytes: u64,
+    /// Peak of the untouched loop, counted at the allocator.
+    keep_all_peak_bytes: u64,
+    /// Device bytes between iterations.
+    resident_bytes: u64,
+    /// Highest peak of all iterations.
+    peak_bytes: u64,
+    /// Whether no iteration exceeded the budget.
+    held: bool,
+    losses_identical: bool,
+    variables_identical: bool,
+    iterations: usize,
+    /// Iterations that carried a plan out.
+    planned: usize,
+    /// Those of them that did so to the letter.
+    followed: usize,
+    /// Of those, how many took the very peak that was predicted.
+    peaks_as_predicted: usize,
+    /// Why the last iteration was no program that is known, where it was none.
+    deviation: Option<String>,
+    reactive_evictions: u64,
+    reruns: u64,
+    offloaded_bytes: u64,
+    slow_tier_high_water_bytes: u64,
+    /// Median makespan of the last half of the iterations, over that of the untouched loop, less one.
+    overhead: f64,
+    /// How often a smaller budget was refused.
+    refusals: usize,
+}
+
+#[derive(Serialize)]
+struct Results<'a> {
+    command: String,
+    policy: &'a str,
+    link_emulated: bool,
+    points: &'a [Held],
+}
+
+/// The loop with nothing in between.
+struct KeepAll {
+    untouched: Untouched,
+    peak_bytes: u64,
+    resident_bytes: u64,
+    makespan_ns: u64,
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    ensure!(arguments.iterations > 0, "--iterations 0: there is nothing to run");
+    Chosen::parse(&arguments.policy)?;
+    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
+    let configs = arguments.loops.iter().map(|name| {
+        let config = FamilyConfig::load(&name.config)?;
+        config.workload(&name.workload)?;
+        anyhow::Ok((config, &name.workload))
+    });
+    let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
+    let tiers = arguments.tiers.open(arguments.link.resolve(), arguments.link.is_emulated())?;
+    let bar = progress::bar((configs.len() * arguments.budget.len()) as u64, "holding budgets");
+    let mut points = Vec::new();
+    for (config, workload) in &configs {
+        let keep_all = KeepAll::run(config, workload, &arguments)?;
+        for budget in &arguments.budget {
+            bar.set_message(format!("{workload} at {budget}"));
+            points.push(hold(config, workload, *budget, &keep_all, &tiers, &arguments)?);
+            bar.inc(1);
+            // What is known so far is worth keeping, should a later loop fail.
+            if let Some(path) = &arguments.json {
+                let link_emulated = arguments.link.is_emulated();
+                write_json(
+                    path,
+                    &Results { command: command_line(), policy: &arguments.policy, link_emulated, points: &points },
+                )?;
+            }
+        }
+    }
+    bar.finish_and_clear();
+    print(&points);
+    let broken = |point: &&Held| !(point.held && point.losses_identical && point.variables_identical);
+    let broken: Vec<_> = points.iter().filter(broken).map(|point| point.workload.as_str()).collect();
+    if !broken.is_empty() {
+        bail!("a budget was exceeded, or results differ: {}", broken.join(", "));
+    }
+    Ok(())
+}
+
+impl KeepAll {
+    fn run(config: &FamilyConfig, name: &str, arguments: &Arguments) -> anyhow::Result<Self> {
+        let session = Session::install()?;
+        let mut makespans_ns = Vec::with_capacity(arguments.iterations);
+        let (mut peak_bytes, mut resident_bytes) = (0, 0);
+        let untouched = Untouched::watch(config, name, &arguments.flags, arguments.iterations, |step| {
+            session.reset_peak();
+            let started = std::time::Instant::now();
+            let ran = step();
+            makespans_ns.push(started.elapsed().as_nanos() as u64);
+            peak_bytes = peak_bytes.max(session.peak_bytes());
+            resident_bytes = session.live_bytes();
+            ran
+        })?;
+        Ok(KeepAll { untouched, peak_bytes, resident_bytes, makespan_ns: late_median(&makespans_ns) })
+    }
+}
+
+/// Median of the last half.
+fn late_median(makespans_ns: &[u64]) -> u64 {
+    let mut late = makespans_ns[makespans_ns.len() / 2..].to_vec();
+    late.sort_unstable();
+    late[late.len() / 2]
+}
+
+/// A loop that ran to its end, or the least budget that is feasible as far as is known.
+enum Attempt {
+    Ran { losses: Vec<f64>, workload: Box<dyn Workload>, report: Report },
+    Refused { least_bytes: u64 },
+}
+
+/// Runs the loop under the budget, or under the least that is found to be feasible.
+fn hold(
+    config: &FamilyConfig,
+    name: &str,
+    budget: Budget,
+    keep_all: &KeepAll,
+    tiers: &OpenTiers,
+    arguments: &Arguments,
+) -> anyhow::Result<Held> {
+    let asked_bytes = budget.resolve(keep_all.peak_bytes);
+    let (mut budget_bytes, mut refusals) = (asked_bytes, 0);
+    let (losses, workload, report) = loop {
+        match attempt(config, name, budget_bytes, tiers, arguments)? {
+            Attempt::Ran { losses, workload, report } => break (losses, workload, report),
+            Attempt::Refused { least_bytes } => {
+                refusals += 1;
+                ensure!(budget_bytes < keep_all.peak_bytes, "{name}: refused within its keep-all peak");
+                budget_bytes = least_bytes.max(budget_bytes + budget_bytes / 128).min(keep_all.peak_bytes);
+            }
+        }
+    };
+    let followed: Vec<&IterationReport> = report.latest.iter().filter(|iteration| iteration.followed).collect();
+    let as_predicted = |iteration: &&&IterationReport| {
+        iteration.predicted.is_some_and(|predicted| predicted.peak_bytes == iteration.peak_bytes)
+    };
+    let makespans_ns: Vec<u64> = report.latest.iter().map(|iteration| iteration.makespan_ns).collect();
+    Ok(Held {
+        workload: name.to_owned(),
+        asked_bytes,
+        budget_bytes,
+        keep_all_peak_bytes: keep_all.peak_bytes,
+        resident_bytes: keep_all.resident_bytes,
+        peak_bytes: report.peak_bytes,
+        held: report.peak_bytes <= budget_bytes,
+        losses_identical: keep_all.untouched.has_losses(0, &losses),
+        variables_identical: keep_all.untouched.has_variables_of(workload.as_ref())?,
+        iterations: losses.len(),
+        planned: report.latest.iter().filter(|iteration| iteration.course == Course::Planned).count(),
+        followed: followed.len(),
+        peaks_as_predicted: followed.iter().filter(as_predicted).count(),
+        deviation: report.latest.last().and_then(|iteration| iteration.deviation.clone()),
+        reactive_evictions: report.reactive_evictions,
+        reruns: report.reruns,
+        offloaded_bytes: report.offloaded_bytes,
+        slow_tier_high_water_bytes: report.slow_tier_high_water_bytes,
+        overhead: late_median(&makespans_ns) as f64 / keep_all.makespan_ns as f64 - 1.0,
+        refusals,
+    })
+}
+
+fn attempt(
+    config: &FamilyConfig,
+    name: &str,
+    budget_bytes: u64,
+    tiers: &OpenTiers,
+    arguments: &Arguments,
+) -> anyhow::Result<Attempt> {
+    let builder = match Chosen::parse(&arguments.policy)? {
+        Chosen::Baseline(name) => Runtime::builder().baseline(name),
+        Chosen::Learned { file, .. } => Runtime::builder().policy(*file),
+    };
+    let builder = builder.budget(Line::bytes(budget_bytes)).tiers(tiers.tiers).engine(tiers.engine()?);
+    let mut runtime = builder.build()?;
+    let mut workload = build(config, name, open_device(arguments.flags.device)?, arguments.flags.seed)?;
+    let mut losses = Vec::with_capacity(arguments.iterations);
+    for _ in 0..arguments.iterations {
+        let ran = {
+            let _iteration = runtime.try_iteration()?;
+            quietly(|| workload.iteration())
+        };
+        let least_bytes = runtime.report().least_feasible_budget_bytes;
+        match ran {
+            Ok(Ok(loss)) => losses.push(loss),
+            // `tch` panics where an operator has no fallible form.
+            _ if least_bytes > budget_bytes => return Ok(Attempt::Refused { least_bytes }),
+            Ok(Err(error)) => return Err(error).with_context(|| format!("{name} within {budget_bytes} bytes")),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+    Ok(Attempt::Ran { losses, workload, report: runtime.report() })
+}
+
+/// Runs `body` and catches its panic without a word.
+fn quietly<R>(body: impl FnOnce() -> R) -> std::thread::Result<R> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let ran = catch_unwind(AssertUnwindSafe(body));
+    std::panic::set_hook(hook);
+    ran
+}
+
+fn print(points: &[Held]) {
+    println!(
+        "{} iterations each, from the first on; bytes in MiB",
+        points.iter().map(|point| point.iterations).max().unwrap_or(0)
+    );
+    let mut table = Table::new([
+        "workload",
+        "keep-all",
+        "resident",
+        "asked",
+        "budget",
+        "peak",
+        "held",
+        "identical",
+        "planned",
+        "followed",
+        "overhead",
+    ]);
+    let yes = |yes: bool| if yes { "yes" } else { "NO" }.to_owned();
+    for point in points {
+        table.row([
+            point.workload.clone(),
+            mib(point.keep_all_peak_bytes),
+            mib(point.resident_bytes),
+            mib(point.asked_bytes),
+            mib(point.budget_bytes),
+            mib(point.peak_bytes),
+            yes(point.held),
+            yes(point.losses_identical && point.variables_identical),
+            point.planned.to_string(),
+            point.followed.to_string(),
+            percent(point.overhead),
+        ]);
+    }
+    print!("{table}");
+}
