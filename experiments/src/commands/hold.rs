@@ -184,7 +184,7 @@ fn late_median(makespans_ns: &[u64]) -> u64 {
 
 /// A loop that ran to its end, or the least budget that is feasible as far as is known.
 enum Attempt {
-    Ran { losses: Vec<f64>, workload: Box<dyn Workload>, report: Report },
+    Ran { losses: Vec<f64>, workload: Box<dyn Workload>, report: Box<Report> },
     Refused { least_bytes: u64 },
 }
 
@@ -267,7 +267,7 @@ fn attempt(
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
-    Ok(Attempt::Ran { losses, workload, report: runtime.report() })
+    Ok(Attempt::Ran { losses, workload, report: Box::new(runtime.report()) })
 }
 
 /// Runs `body` and catches its panic without a word.

@@ -649,12 +649,12 @@ impl Observer for Shared {
         let mut driver = self.carry_out(driver).map_err(|fault| fault.to_string())?;
         driver.residency.begin_wait(operator);
         let prepared = self.prepare(driver, operator, &entries);
-        let mut driver = prepared.or_else(|fault| {
+        let mut driver = prepared.map_err(|fault| {
             let mut driver = self.lock();
             driver.residency.ending = Ending::No;
             driver.residency.end_wait(&entries);
             driver.leave_schedule(fault.to_string());
-            Err(fault.to_string())
+            fault.to_string()
         })?;
         driver.residency.ending = Ending::No;
         driver.residency.end_wait(&entries);
