@@ -15,7 +15,7 @@ fn main() {
     let include = std::path::Path::new(&libtorch).join("include");
     // One unit: libtorch's headers are read once, and the path of an operator is inlined across files.
     let here = std::env::current_dir().expect("cargo runs build scripts in the package");
-    let sources = ["allocator", "entries", "operators", "recipe", "interceptor", "shim"]
+    let sources = ["allocator", "entries", "operators", "recipe", "call", "unboxed", "interceptor", "shim"]
         .map(|name| here.join(format!("src/torch/{name}.cpp")))
         .into_iter()
         .chain([here.join("benches/loops.cpp")]);
@@ -25,8 +25,11 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
-        .opt_level(2)
+        .opt_level(3)
         .warnings(true)
+        // Nobody replaces our symbols: functions may be inlined although the code can be put anywhere.
+        .flag("-fvisibility=hidden")
+        .flag("-fno-semantic-interposition")
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")

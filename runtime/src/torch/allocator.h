@@ -13,6 +13,8 @@ void install_allocator(void (*on_free)(uint32_t entry));
 
 // Whether the bytes came from the allocator.
 bool is_ours(const at::DataPtr& bytes);
+// Whether they stand behind a header of ours: they came from the allocator, and are more than none.
+bool has_header(const at::DataPtr& bytes);
 // Names the entry to report when the bytes are freed; 0 for none.
 void set_owner(const at::DataPtr& bytes, uint32_t entry);
 // The entry that was named, for absent bytes too; 0 for none.

@@ -2,6 +2,7 @@
 #include "shim.h"
 
 #include "allocator.h"
+#include "call.h"
 #include "entries.h"
 #include "interceptor.h"
 #include "recipe.h"
