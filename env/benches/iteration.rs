@@ -2,10 +2,12 @@
 //!
 //!     cargo bench --workspace --bench iteration [-- WORKLOAD...]
 //!
-//! One loop runs untouched, observed, and under a schedule that keeps everything, in blocks that take turns; the least
-//! iteration of each block is compared with the least of the untouched block of its turn. Reported: the median ratio,
-//! with its 95 % bootstrap interval. With one kernel thread all the work is this thread's, and its CPU time is the exact
-//! measure; with all of them kernels are shorter, and what is added weighs most.
+//! One loop runs untouched, observed, under a schedule that keeps everything, and untouched again, in blocks that take
+//! turns; the least iteration of each block is compared with the mean of the untouched blocks before and after it, so that
+//! a machine that grows slower favours nobody. Reported: the median ratio, with its 95 % bootstrap interval. With one
+//! kernel thread all the work is this thread's, and its CPU time is the exact measure; with all of them kernels are
+//! shorter, and what is added weighs most. Other programs disturb both clocks: interval and median mean little where the
+//! machine is not quiet, and the cost of an operator (`--bench interceptor`) times their number says more.
 
 #[path = "support/paired.rs"]
 mod paired;
@@ -49,22 +51,22 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload) {
     let mut census = Census::new(session, false);
     let (mut observed, mut followed) = (Ratios::default(), Ratios::default());
     for _ in 0..TURNS {
-        workload.iteration().unwrap();
-        let untouched = least((0..BLOCK).map(|_| Spent::by(|| workload.iteration().unwrap())));
-        let seen = (0..BLOCK).map(|_| Spent::by(|| census.observe(|| workload.iteration().unwrap()).unwrap()));
-        observed.add(least(seen), untouched);
+        let before = untouched(workload);
+        let seen = least((0..BLOCK).map(|_| Spent::by(|| census.observe(|| workload.iteration().unwrap()).unwrap())));
         // The iterations that nobody watched have to be forgotten, and the loop matched to its trace anew.
         for _ in 0..2 {
             executor.iteration(|| workload.iteration().unwrap()).unwrap();
         }
-        let kept = (0..BLOCK).map(|_| {
+        let kept = least((0..BLOCK).map(|_| {
             let mut was_followed = false;
             let spent =
                 Spent::by(|| was_followed = executor.iteration(|| workload.iteration().unwrap()).unwrap().1.followed);
             assert!(was_followed, "the loop repeats itself");
             spent
-        });
-        followed.add(least(kept), untouched);
+        }));
+        let between = mean(before, untouched(workload));
+        observed.add(seen, between);
+        followed.add(kept, between);
     }
     println!(
         "{name}: {} operators, {:.1} ms untouched, {} kernel threads; ratios to untouched, {TURNS} turns of {BLOCK}",
@@ -76,11 +78,22 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload) {
     followed.print("followed, all kept");
 }
 
+/// The least of a block of iterations that nothing watches, after one that is not counted.
+fn untouched(workload: &mut dyn Workload) -> Spent {
+    workload.iteration().unwrap();
+    least((0..BLOCK).map(|_| Spent::by(|| workload.iteration().unwrap())))
+}
+
 /// The least of several, each clock by itself: what disturbs an iteration only ever lengthens it.
-fn least(spent: impl IntoIterator<Item = Spent>) -> Spent {
+fn least(spent: impl Iterator<Item = Spent>) -> Spent {
     let none = Spent { elapsed_s: f64::INFINITY, thread_s: f64::INFINITY };
     spent.into_iter().fold(none, |least, one| Spent {
         elapsed_s: least.elapsed_s.min(one.elapsed_s),
         thread_s: least.thread_s.min(one.thread_s),
     })
+}
+
+fn mean(one: Spent, other: Spent) -> Spent {
+    let half = |a: f64, b: f64| 0.5 * (a + b);
+    Spent { elapsed_s: half(one.elapsed_s, other.elapsed_s), thread_s: half(one.thread_s, other.thread_s) }
 }
