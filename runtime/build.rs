@@ -16,7 +16,10 @@ fn main() {
     let include = std::path::Path::new(&libtorch).join("include");
     // One unit: libtorch's headers are read once, and the path of an operator is inlined across files.
     let here = std::env::current_dir().expect("cargo runs build scripts in the package");
-    let sources = ["allocator", "accelerator", "entries", "operators", "recipe", "interceptor", "settings", "shim"]
+    let units = [
+        "allocator", "accelerator", "entries", "operators", "recipe", "call", "unboxed", "interceptor", "settings", "shim",
+    ];
+    let sources = units
         .map(|name| here.join(format!("src/torch/{name}.cpp")))
         .into_iter()
         .chain([here.join("benches/loops.cpp")]);
@@ -26,8 +29,11 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
-        .opt_level(2)
+        .opt_level(3)
         .warnings(true)
+        // Nobody replaces our symbols: functions may be inlined although the code can be put anywhere.
+        .flag("-fvisibility=hidden")
+        .flag("-fno-semantic-interposition")
         .flag("-isystem")
         .flag(here.join("src/torch/cuda_declarations"))
         .flag("-isystem")

@@ -1,15 +1,21 @@
 //! What the interceptor costs per operator, in thread CPU time:
 //!
-//!     cargo bench -p plimsoll-runtime --features torch --bench interceptor
+//!     cargo bench --workspace --bench interceptor
 //!
-//! Rounds of bare, intercepted and recorded loops take turns; the least of many rounds is taken of each, so that other
-//! programs on the machine matter little. Also: the bytes that observing takes for each live storage.
+//! Rounds of every way to run a loop take turns; the least of many rounds is taken of each, so that other programs on the
+//! machine matter little. Five ways: with libtorch's own allocator and nothing of ours, with our allocator alone, with
+//! every operator told to Rust and counted, with a recipe of every operator kept as long as what it made, and as in a
+//! production job that keeps everything: each operator checked against the recorded iteration, its storages followed.
+//! Also: the bytes that observing takes for each live storage.
 
-use plimsoll_runtime::torch::{Census, Session};
+use plimsoll_runtime::torch::{Census, Executor, HostEngine, Recorder, Session};
+use plimsoll_runtime::{Lineage, Link, Plan, Timeline};
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
+    fn plimsoll_bench_own_allocator(own: i32);
     fn plimsoll_bench_adds(rounds: u64) -> u64;
+    fn plimsoll_bench_large_adds(rounds: u64) -> u64;
     fn plimsoll_bench_views(rounds: u64) -> u64;
     fn plimsoll_bench_in_place(rounds: u64) -> u64;
 }
@@ -19,30 +25,60 @@ const ROUNDS: usize = 100;
 
 fn main() {
     let session = Session::install().expect("libtorch takes the interceptor");
-    let mut kept = Census::new(session, false);
-    let mut recipes = Census::new(session, true);
-    let loops: [(&str, unsafe extern "C" fn(u64) -> u64); 3] = [
+    let loops: [(&str, unsafe extern "C" fn(u64) -> u64); 4] = [
         ("add of two 8-element tensors", plimsoll_bench_adds),
+        ("add of two 8 KiB tensors", plimsoll_bench_large_adds),
         ("multiplication in place", plimsoll_bench_in_place),
         ("view", plimsoll_bench_views),
     ];
-    println!(
-        "{:<30} {:>9} {:>11} {:>14}   ns of thread CPU time per operator",
-        "", "bare", "everything", "every recipe"
-    );
-    println!("{:<30} {:>9} {:>11} {:>14}", "", "", "kept", "recorded");
+    println!("ns of thread CPU time per operator; what is added, to the bare dispatcher with our allocator");
+    let heads = ["own allocator", "bare", "counted", "recipes", "followed"];
+    println!("{:<30}{}", "", heads.map(|head| format!("{head:>15}")).concat());
     for (name, run) in loops {
-        let mut least = [f64::INFINITY; 3];
         // SAFETY: the loops take any number of rounds.
         let once = || unsafe { run(OPERATORS) } as f64 / OPERATORS as f64;
-        for _ in 0..ROUNDS {
-            let times = [once(), kept.observe(once).unwrap(), recipes.observe(once).unwrap()];
-            least = std::array::from_fn(|index| least[index].min(times[index]));
-        }
-        let [bare, kept, recorded] = least;
-        println!("{name:<30} {bare:>9.0} {:>+11.0} {:>+14.0}", kept - bare, recorded - bare);
+        let [own, bare, added @ ..] = least_of(session, once);
+        let added = added.map(|ns| format!("{:>+15.0}", ns - bare)).concat();
+        println!("{name:<30}{own:>15.0}{bare:>15.0}{added}");
     }
     bytes_per_storage(session);
+}
+
+/// The least of many rounds of each way to run a loop.
+fn least_of(session: Session, once: impl Fn() -> f64) -> [f64; 5] {
+    let mut counted = Census::new(session, false);
+    let mut recipes = Census::new(session, true);
+    let mut followed = following(session, &once);
+    let own_allocator = |own: bool| {
+        // SAFETY: both allocators live for ever, and each frees what it has allocated.
+        unsafe { plimsoll_bench_own_allocator(i32::from(own)) }
+    };
+    let mut least = [f64::INFINITY; 5];
+    for _ in 0..ROUNDS {
+        own_allocator(true);
+        let own = once();
+        own_allocator(false);
+        let (follows, report) = followed.iteration(&once).unwrap();
+        assert!(report.followed, "{:?}", report.deviation);
+        let times = [own, once(), counted.observe(&once).unwrap(), recipes.observe(&once).unwrap(), follows];
+        least = std::array::from_fn(|index| least[index].min(times[index]));
+    }
+    least
+}
+
+/// What follows the loop by a trace of it and keeps everything.
+fn following(session: Session, once: &impl Fn() -> f64) -> Executor {
+    let mut recorder = Recorder::new(session);
+    for _ in 0..3 {
+        recorder.iteration(once).unwrap();
+    }
+    let trace = recorder.finish(1, "loop", "bench", "cpu").unwrap();
+    let lineage = Lineage::of(&trace);
+    let plan = Plan::keep_all(lineage.windows().len());
+    let (schedule, _) = Timeline::new(&trace, &lineage, Link::symmetric(1e9, 0)).schedule(&plan, u64::MAX);
+    let mut executor = Executor::new(session, &trace, &lineage, &plan, schedule, Box::new(HostEngine::new(None)));
+    executor.iteration(once).unwrap();
+    executor
 }
 
 /// Makes many small tensors and leaves them alive.
@@ -53,7 +89,7 @@ fn bytes_per_storage(session: Session) {
     let alive: Vec<Tensor> = census.observe(|| (0..STORAGES).map(|_| &one + &other).collect()).unwrap();
     let (recipes, recipe_bytes) = census.recipe_bytes();
     let per = |bytes: usize| bytes as f64 / alive.len() as f64;
-    // What stands in front of every allocation: runtime/src/torch/allocator.cpp.
+    // What stands in front of every allocation, and what aligning it takes: runtime/src/torch/allocator.cpp.
     let header_bytes = 64;
     println!(
         "\n{} live storages: {:.0} bytes each in the table, {:.0} in a recipe ({recipes} recorded), {header_bytes} in front \

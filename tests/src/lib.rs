@@ -2,6 +2,7 @@
 //! and the bits of a model.
 
 mod awkward;
+pub mod beyond_tch;
 pub mod budget;
 pub mod command;
 pub mod fuzz;

@@ -4,6 +4,7 @@
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::{Action, Lineage};
+use plimsoll_tests::beyond_tch::{Autocast, Moments, foreach_step, fused_step};
 use plimsoll_tests::{AsWorkload, Recorded, Stage, one_at_a_time, plan_by, random_plan, session};
 use tch::nn::{self, Module, ModuleT, OptimizerConfig, RNN};
 use tch::{Device, Kind, Reduction, TchError, Tensor};
@@ -18,11 +19,22 @@ const WARM_UP: usize = 2;
 
 type Losses = Box<dyn Fn() -> Result<Tensor, TchError>>;
 
+/// Who takes the step.
+enum Update {
+    /// One of `tch`'s optimizers.
+    Tch,
+    /// Momentum, each operator acting on all parameters at once; with the velocities.
+    Foreach(Vec<Tensor>),
+    /// AdamW, all parameters in one operator.
+    Fused(Moments),
+}
+
 /// A training loop around one forward pass.
 struct Loop {
     name: &'static str,
     variables: nn::VarStore,
     optimizer: nn::Optimizer,
+    update: Update,
     loss: Losses,
     /// Backward passes before the optimizer's step.
     micro_batches: usize,
@@ -40,7 +52,13 @@ impl Loop {
             true => nn::Sgd::default().build(&variables, 1e-2),
             false => nn::AdamW::default().build(&variables, 1e-3),
         };
-        Loop { name, variables, optimizer: optimizer.unwrap(), loss, micro_batches: 1, iterations: 0 }
+        let parameters = variables.trainable_variables();
+        let update = match name {
+            "foreach" => Update::Foreach(parameters.iter().map(Tensor::zeros_like).collect()),
+            "fused" => Update::Fused(Moments::of(&parameters)),
+            _ => Update::Tch,
+        };
+        Loop { name, variables, optimizer: optimizer.unwrap(), update, loss, micro_batches: 1, iterations: 0 }
     }
 }
 
@@ -63,7 +81,11 @@ impl Workload for Loop {
             loss.f_backward()?;
             total = total.f_add(&loss.f_detach()?)?;
         }
-        self.optimizer.step();
+        match &self.update {
+            Update::Tch => self.optimizer.step(),
+            Update::Foreach(velocities) => foreach_step(&self.trainable(), velocities, 1e-2)?,
+            Update::Fused(moments) => fused_step(&self.trainable(), moments, 1e-3)?,
+        }
         total.f_double_value(&[0])
     }
 
@@ -343,6 +365,47 @@ fn sixteen_bit_activations() {
 }
 
 #[test]
+fn autocast_to_sixteen_bits() {
+    of("autocast", |at| {
+        let (first, second) = (linear(at, "first", 64, 128), linear(at, "second", 128, 64));
+        let convolution = nn::conv1d(at / "c", 1, 4, 3, nn::ConvConfig { padding: 1, ..Default::default() });
+        Box::new(move || {
+            let autocast = Autocast::enter()?;
+            let hidden = first.forward(&noise(&[32, 64])?);
+            assert_eq!(hidden.kind(), Kind::BFloat16, "autocast is on");
+            let hidden = hidden.f_gelu("none")?.f_dropout(0.1, true)?;
+            // The weights' cast is kept from their first use to the second.
+            let hidden = second.forward(&hidden).f_add(&second.forward(&hidden.f_neg()?))?;
+            let wide = convolution.forward(&hidden.f_unsqueeze(1)?).f_softmax(1, Kind::Float)?;
+            drop(autocast);
+            mean_square(&wide.f_to_kind(Kind::Float)?.f_add(&hidden.f_to_kind(Kind::Float)?.f_unsqueeze(1)?)?)
+        })
+    });
+}
+
+/// A model with parameters of several shapes.
+fn of_several_layers(name: &'static str) {
+    of(name, |at| {
+        let (first, second) = (linear(at, "first", 64, 128), linear(at, "second", 128, 64));
+        let normalise = nn::layer_norm(at / "n", vec![128], Default::default());
+        Box::new(move || {
+            let hidden = normalise.forward(&first.forward(&noise(&[32, 64])?)).f_relu()?.f_dropout(0.1, true)?;
+            second.forward(&hidden).f_mse_loss(&noise(&[32, 64])?, Reduction::Mean)
+        })
+    });
+}
+
+#[test]
+fn an_optimizer_of_foreach_operators() {
+    of_several_layers("foreach");
+}
+
+#[test]
+fn a_fused_optimizer() {
+    of_several_layers("fused");
+}
+
+#[test]
 fn gradients_accumulated() {
     of_micro_batches("accumulation", 3, |at| {
         let (first, second) = (linear(at, "first", 64, 128), linear(at, "second", 128, 64));
@@ -570,4 +633,80 @@ fn losses() {
             huber.f_add(&smooth)?.f_add(&divergence)?.f_add(&likely)?.f_add(&far)?.f_sub(&close)
         })
     });
+}
+
+/// A loop that makes a tensor, does something else for long, and uses the tensor again.
+struct Idle {
+    variables: nn::VarStore,
+    /// Whether the tensor is read by its address meanwhile.
+    reads: bool,
+}
+
+impl Workload for Idle {
+    fn name(&self) -> &str {
+        "idle"
+    }
+
+    fn family(&self) -> &str {
+        "operators"
+    }
+
+    fn iteration(&mut self) -> Result<f64, TchError> {
+        let early = Tensor::f_ones([128, 128], ON_CPU)?.f_exp()?;
+        let mut other = Tensor::f_ones([512, 512], ON_CPU)?;
+        for step in 0..60 {
+            other = other.f_sin()?;
+            if self.reads && step == 30 {
+                let mut bytes = vec![0f32; 128 * 128];
+                early.f_copy_data(&mut bytes, 128 * 128)?;
+            }
+        }
+        early.f_sum(Kind::Float)?.f_add(&other.f_sum(Kind::Float)?)?.f_double_value(&[])
+    }
+
+    fn variables(&self) -> Vec<(String, Tensor)> {
+        self.variables.variables().into_iter().collect()
+    }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        Vec::new()
+    }
+}
+
+/// What is read is evicted: this process does not survive it.
+fn read_an_evicted_tensor_by_its_address() {
+    let _running = one_at_a_time();
+    session();
+    let mut workload = Idle { variables: nn::VarStore::new(Device::Cpu), reads: false };
+    let (trace, losses) = record(session(), &mut workload, RECORDED, "cpu").unwrap();
+    let mut recorded = Recorded { workload, lineage: Lineage::of(&trace), trace, losses };
+    let plan = plan_by(&recorded.lineage, |_| Action::Swap);
+    recorded.follow(&plan, u64::MAX, 1 + PLANNED, |workload, iteration| {
+        workload.reads = iteration == PLANNED;
+        if workload.reads {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            println!("{}", maps.lines().find(|line| line.contains("plimsoll")).unwrap_or("no such place"));
+        }
+        workload.iteration().unwrap()
+    });
+    println!("it was read");
+}
+
+#[test]
+fn a_read_of_an_evicted_tensor_by_its_address_faults_at_a_place_that_says_why() {
+    use std::os::unix::process::ExitStatusExt;
+    const CHILD: &str = "PLIMSOLL_TESTS_READ_EVICTED";
+    if std::env::var_os(CHILD).is_some() {
+        return read_an_evicted_tensor_by_its_address();
+    }
+    let name = "a_read_of_an_evicted_tensor_by_its_address_faults_at_a_place_that_says_why";
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert_eq!(child.status.signal(), Some(libc::SIGSEGV), "{said}");
+    assert!(said.contains("plimsoll: evicted tensor, read it through an operator"), "{said}");
+    assert!(!said.contains("it was read"), "{said}");
 }

@@ -4,9 +4,12 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -17,12 +20,16 @@ std::string& refusal();
 
 namespace {
 
-// In front of every allocation; as long as the alignment that libtorch's kernels expect.
-struct alignas(64) Header {
+// In front of every allocation.
+struct Header {
   uint64_t bytes;  // 0 where not counted
   std::atomic<uint32_t> owner;
+  uint32_t lead_bytes;  // between the start of the memory and the header
 };
-static_assert(sizeof(Header) == 64);
+static_assert(sizeof(Header) == 16);
+
+// What libtorch's kernels expect of the bytes.
+constexpr size_t kAlignment = 64;
 
 std::atomic<uint64_t> live{0}, peak{0}, line{UINT64_MAX};
 std::atomic<int64_t> operator_bytes{0}, operator_peak{0};
@@ -73,13 +80,24 @@ void count_or_throw(uint64_t bytes) {
 
 Header* header_of(void* bytes) { return static_cast<Header*>(bytes) - 1; }
 
+// Memory for a header and so many bytes behind it; null where the system has none. Aligned by hand: glibc keeps small
+// blocks at hand for `malloc`, but searches and splits for every `aligned_alloc`.
+Header* header_before(size_t bytes, uint64_t counted) {
+  static_assert(alignof(std::max_align_t) == sizeof(Header));
+  if (bytes > PTRDIFF_MAX - kAlignment) return nullptr;
+  void* memory = std::malloc(kAlignment + bytes);
+  if (!memory) return nullptr;
+  auto start = reinterpret_cast<uintptr_t>(memory);
+  uintptr_t header = (start / kAlignment + 1) * kAlignment - sizeof(Header);
+  return new (reinterpret_cast<void*>(header)) Header{counted, {0}, static_cast<uint32_t>(header - start)};
+}
+
 void free_bytes(void* bytes) {
   if (!bytes) return;
   Header* header = header_of(bytes);
   uncount(header->bytes);
   uint32_t owner = header->owner.load(std::memory_order_relaxed);
-  header->~Header();
-  std::free(header);
+  std::free(reinterpret_cast<char*>(header) - header->lead_bytes);
   if (owner) report_free(owner);
 }
 
@@ -87,13 +105,11 @@ struct CountingAllocator final : c10::Allocator {
   at::DataPtr allocate(size_t bytes) override {
     // A storage of no bytes gets no memory, but the same deleter, so that it counts as ours.
     if (bytes == 0) return {nullptr, nullptr, &free_bytes, c10::Device(c10::kCPU)};
-    size_t rounded = (sizeof(Header) + bytes + 63) / 64 * 64;
     uint64_t counted = uncounted_depth ? 0 : bytes;
     count_or_throw(counted);
-    void* memory = std::aligned_alloc(64, rounded);
-    if (!memory) uncount(counted);
-    TORCH_CHECK_WITH(OutOfMemoryError, memory, "the system has no ", bytes, " bytes left");
-    Header* header = new (memory) Header{counted, {0}};
+    Header* header = header_before(bytes, counted);
+    if (!header) uncount(counted);
+    TORCH_CHECK_WITH(OutOfMemoryError, header, "the system has no ", bytes, " bytes left");
     void* data = header + 1;
     return {data, data, &free_bytes, c10::Device(c10::kCPU)};
   }
@@ -103,11 +119,15 @@ struct CountingAllocator final : c10::Allocator {
 
 void free_absent(void* owner) { report_free(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(owner))); }
 
-// Address space without memory behind it, so that a read past the dispatcher faults instead of lying. Null, where
-// address space is rationed, faults as well.
+// Address space without memory behind it, so that a read past the dispatcher faults instead of lying. It is a file of no
+// bytes, for its name: a debugger, a core dump and /proc/self/maps say what the address that faulted stands for. Null,
+// where address space is rationed, faults as well.
 void* nowhere() {
   static void* region = [] {
-    void* reserved = mmap(nullptr, size_t{1} << 36, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int file = memfd_create("plimsoll: evicted tensor, read it through an operator", MFD_CLOEXEC);
+    int kind = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void* reserved = mmap(nullptr, size_t{1} << 36, PROT_NONE, kind | MAP_NORESERVE, file, 0);
+    if (file >= 0) close(file);
     return reserved == MAP_FAILED ? nullptr : reserved;
   }();
   return region;
@@ -130,6 +150,8 @@ bool is_on_host(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_
 }  // namespace
 
 bool is_ours(const at::DataPtr& bytes) { return is_on_host(bytes) || is_on_accelerator(bytes); }
+
+bool has_header(const at::DataPtr& bytes) { return is_on_host(bytes) && bytes.get(); }
 
 void set_owner(const at::DataPtr& bytes, uint32_t entry) {
   if (!is_on_host(bytes)) return set_accelerator_owner(bytes, entry);

@@ -115,13 +115,14 @@ impl Counted {
 
 impl Observer for Counting {
     fn before(&self, _operator: &RawOperator) -> Result<Wish, String> {
-        self.lock().absorb_freed();
         Ok(Wish { recipe: self.keeps_recipes, watch: false, times: false })
     }
 
     fn after(&self, operator: &RawOperator) {
         let mut counted = self.lock();
         let counted = &mut *counted;
+        // Before a recipe takes the place of what a storage of the same number left behind.
+        counted.absorb_freed();
         let name = operator.name as usize;
         if counted.counts.len() <= name {
             counted.counts.resize(name + 1, Count::default());

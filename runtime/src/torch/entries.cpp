@@ -15,6 +15,14 @@ using Guard = std::lock_guard<ShortLock>;
 // In a header: the storage stands beside the program, and its death is ours to decide.
 constexpr uint32_t kBeside = uint32_t{1} << 31;
 
+// Whether nobody refers to a storage weakly, as the table does to those that are in it.
+bool is_unknown(c10::StorageImpl* storage) {
+  Storage looked_at = Storage::reclaim(storage);
+  bool unknown = looked_at.weak_use_count() == 1;
+  looked_at.release();
+  return unknown;
+}
+
 }  // namespace
 
 void ShortLock::lock() noexcept {
@@ -22,10 +30,7 @@ void ShortLock::lock() noexcept {
     if (tries > 16) std::this_thread::yield();
 }
 
-Entries& entries() {
-  static auto* table = new Entries();  // outlives every tensor
-  return *table;
-}
+Entries& the_entries = *new Entries();  // outlives every tensor
 
 Entries::Entry& Entries::at(PlimsollEntry entry) {
   TORCH_CHECK(entry > 0 && entry <= taken_numbers_ && slot(entry).storage.load(std::memory_order_relaxed),
@@ -60,11 +65,13 @@ PlimsollEntry Entries::next_number() {
 PlimsollEntry Entries::add(c10::StorageImpl* storage, bool reports_death) {
   PlimsollEntry number = next_number();
   c10::raw::weak_intrusive_ptr::incref(storage);
-  slot(number).storage.store(storage, std::memory_order_relaxed);
-  set_owner(storage->data_ptr(), reports_death ? number : number | kBeside);
-  if (owner_of(storage->data_ptr()) == 0) {
+  Entry& kept = slot(number);
+  kept.storage.store(storage, std::memory_order_relaxed);
+  if (has_header(storage->data_ptr())) {
+    set_owner(storage->data_ptr(), reports_death ? number : number | kBeside);
+  } else {
     listed_[storage] = number;
-    slot(number).is_listed = true;
+    kept.is_listed = true;
   }
   return number;
 }
@@ -85,6 +92,7 @@ void Entries::find_dead() {
 PlimsollEntry Entries::of(c10::StorageImpl* storage) {
   if (PlimsollEntry number = named(*storage)) return number;
   Guard guard(mutex_);
+  if (is_unknown(storage)) return add(storage, true);
   auto found = listed_.find(storage);
   return found == listed_.end() ? add(storage, true) : found->second;
 }
@@ -185,8 +193,9 @@ void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
 void Entries::discard(PlimsollEntry entry) {
   Storage dying;
   Guard guard(mutex_);
-  if (auto& extension = at(entry).extension) dying = std::move(extension->held);
-  clear(entry);
+  Entry& kept = at(entry);
+  if (kept.extension) dying = std::move(kept.extension->held);
+  clear(entry, kept);
 }
 
 // A DataPtr that was moved from still looks taken.
@@ -197,8 +206,7 @@ at::DataPtr Entries::take_parked(Entry& entry) {
   return bytes;
 }
 
-void Entries::clear(PlimsollEntry entry) {
-  Entry& kept = at(entry);
+void Entries::clear(PlimsollEntry entry, Entry& kept) {
   auto* storage = kept.storage.exchange(nullptr, std::memory_order_relaxed);
   if (std::exchange(kept.is_listed, false)) listed_.erase(storage);
   if (kept.extension && kept.extension->watched) watched_.fetch_sub(1, std::memory_order_relaxed);
@@ -229,8 +237,7 @@ void Entries::watch(PlimsollEntry entry, const c10::StorageImpl& storage) {
   watched = held;
 }
 
-bool Entries::has_changed(PlimsollEntry entry, const c10::StorageImpl& storage) {
-  if (watched_.load(std::memory_order_relaxed) == 0) return false;
+bool Entries::has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage) {
   std::optional<uint64_t> watched;
   {
     Guard guard(mutex_);
@@ -264,8 +271,9 @@ size_t Entries::take_freed(PlimsollEntry* out, size_t capacity) {
 void Entries::forget(PlimsollEntry entry) {
   at::DataPtr bytes;
   Guard guard(mutex_);
-  bytes = take_parked(at(entry));
-  clear(entry);
+  Entry& kept = at(entry);
+  bytes = take_parked(kept);
+  clear(entry, kept);
 }
 
 size_t Entries::bytes() {

@@ -59,7 +59,9 @@ class Entries {
   // Remembers what a storage holds, until it is asked whether it holds it still.
   void watch(PlimsollEntry entry, const c10::StorageImpl& storage);
   // Whether a watched storage holds something else by now. Ends the watch.
-  bool has_changed(PlimsollEntry entry, const c10::StorageImpl& storage);
+  bool has_changed(PlimsollEntry entry, const c10::StorageImpl& storage) {
+    return watched_.load(std::memory_order_relaxed) > 0 && has_changed_if_watched(entry, storage);
+  }
 
   // The storage of an entry has died: its bytes, or what stood for them, were freed.
   void note_freed(PlimsollEntry entry);
@@ -96,7 +98,8 @@ class Entries {
   PlimsollEntry named(const c10::StorageImpl& storage) const;
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
   PlimsollEntry next_number();
-  void clear(PlimsollEntry entry);
+  void clear(PlimsollEntry entry, Entry& kept);
+  bool has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage);
   static at::DataPtr take_parked(Entry& entry);
 
   mutable std::atomic<Entry*> chunks_[kChunks] = {};
@@ -111,6 +114,7 @@ class Entries {
   std::vector<PlimsollEntry> freed_;
 };
 
-Entries& entries();
+extern Entries& the_entries;
+inline Entries& entries() { return the_entries; }
 
 }  // namespace plimsoll

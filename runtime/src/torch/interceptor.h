@@ -1,13 +1,12 @@
 // Sees every operator after autograd and before the backend.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/TensorImpl.h>
 
+#include "operators.h"
 #include "shim.h"
-
-#include <string>
-#include <vector>
 
 namespace plimsoll {
 
@@ -15,12 +14,15 @@ namespace plimsoll {
 constexpr c10::DispatchKey kInterceptorKey = c10::DispatchKey::Fake;
 
 // Whether a tensor is an ordinary strided view of one storage.
-bool has_plain_storage(const c10::TensorImpl* tensor);
+inline bool has_plain_storage(const c10::TensorImpl* tensor) {
+  constexpr c10::DispatchKeySet odd({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor,
+                                     c10::DispatchKey::Python, c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor,
+                                     c10::DispatchKey::Functionalize, c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr});
+  return !tensor->key_set().has_any(odd) && tensor->unsafe_storage();
+}
 
-// Switches the search for undeclared effects on or off.
-void hash_inputs(bool on);
-// What it has found since the last call, one description for each finding.
-std::vector<std::string> take_undeclared();
+// What there is to know about a registered operator, for good.
+const OperatorFacts& facts_of(const c10::OperatorHandle& handle);
 
 void install_interceptor(const PlimsollCallbacks& callbacks);
 

@@ -2,7 +2,6 @@
 //!
 //! Nothing here moves bytes. Where the program is another one, it says how.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::session::operator_name;
@@ -34,16 +33,29 @@ impl Scheduled {
     }
 }
 
+/// What the trace calls an operator.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Name {
+    /// Nobody has looked yet.
+    #[default]
+    Unseen,
+    /// It does not occur.
+    Absent,
+    /// Its place among the names.
+    At(u32),
+}
+
 /// A program, and how far it has been followed in this iteration.
 pub(crate) struct Program {
     pub(crate) known: Known,
     pub(crate) scheduled: Scheduled,
-    /// The trace's name for the dispatcher's names.
-    names: HashMap<u32, Option<u32>>,
+    /// The trace's names for the dispatcher's, by the shim's numbers, as far as they have been looked up.
+    names: Vec<Name>,
     /// Per storage: whether what made it may run again, so that bytes filled in past the dispatcher would be lost.
     may_be_rebuilt: Vec<bool>,
     entry: Vec<Option<Entry>>,
-    storage_of: HashMap<Entry, StorageId>,
+    /// By the shim's number of a storage.
+    storage_of: Vec<Option<StorageId>>,
     /// Whether all that has run so far is this program.
     pub(crate) matches: bool,
     /// Operators that have run.
@@ -66,9 +78,9 @@ impl Program {
             known,
             may_be_rebuilt,
             scheduled,
-            names: HashMap::new(),
+            names: Vec::new(),
             entry: vec![None; storages],
-            storage_of: HashMap::new(),
+            storage_of: Vec::new(),
             matches: false,
             operator: 0,
             step: 0,
@@ -117,14 +129,18 @@ impl Program {
         }
         self.entry.fill(None);
         self.entry[..initial].copy_from_slice(&next);
-        self.storage_of =
-            (0u32..).zip(&next).filter_map(|(index, entry)| Some(((*entry)?, StorageId(index)))).collect();
+        self.storage_of.fill(None);
+        for (index, entry) in (0u32..).zip(next) {
+            if let Some(entry) = entry {
+                put(&mut self.storage_of, entry.index(), Some(StorageId(index)));
+            }
+        }
         self.matches = false;
     }
 
     /// The program has let go of a storage.
     pub(crate) fn freed(&mut self, entry: Entry) {
-        if let Some(storage) = self.storage_of.remove(&entry) {
+        if let Some(storage) = self.storage_of.get_mut(entry.index()).and_then(Option::take) {
             self.entry[storage.index()] = None;
         }
     }
@@ -162,18 +178,23 @@ impl Program {
     /// Whether the program is about to run what the trace says, on the storages that the trace says.
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
-        let trace = Arc::clone(&self.known.trace);
+        let initial = self.initial();
+        let Program { known, names: looked_up, entry: entries, storage_of, may_be_rebuilt, .. } = self;
+        let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
             return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
         };
         let names = &trace.names;
-        let name = *self.names.entry(operator.name).or_insert_with(|| {
+        let mut name = looked_up.get(operator.name as usize).copied().unwrap_or_default();
+        if name == Name::Unseen {
             let text = operator_name(operator.name);
-            names.iter().position(|name| *name == text).map(|position| position as u32)
-        });
+            let position = names.iter().position(|name| *name == text);
+            name = position.map_or(Name::Absent, |position| Name::At(position as u32));
+            put(looked_up, operator.name as usize, name);
+        }
         let index = self.operator;
         let at = |what: String| Err(format!("operator {index} ({}): {what}", names[expected.name as usize]));
-        if name != Some(expected.name) {
+        if name != Name::At(expected.name) {
             return at(format!("the program runs {}", operator_name(operator.name)));
         }
         if operator.accesses().len() != expected.accesses.len() {
@@ -184,14 +205,15 @@ impl Program {
             if found.bytes != trace.storages[storage].bytes || found.mode != access.mode as u32 {
                 return at(format!("storage {storage} differs in size or use"));
             }
-            if found.is_filled() && self.may_be_rebuilt[storage] {
+            if found.is_filled() && may_be_rebuilt[storage] {
                 return at(format!("storage {storage} was filled in outside the dispatcher"));
             }
-            match self.entry[storage] {
+            let known_as = storage_of.get(found.entry.index()).copied().flatten();
+            match entries[storage] {
                 Some(entry) if entry == found.entry => {}
-                None if storage < self.initial() && !self.storage_of.contains_key(&found.entry) => {
-                    self.entry[storage] = Some(found.entry);
-                    self.storage_of.insert(found.entry, access.storage);
+                None if storage < initial && known_as.is_none() => {
+                    entries[storage] = Some(found.entry);
+                    put(storage_of, found.entry.index(), Some(access.storage));
                 }
                 _ => return at(format!("another storage stands for storage {storage}")),
             }
@@ -216,7 +238,7 @@ impl Program {
 
     /// Books what the operator made, if it is what the trace says.
     pub(crate) fn ran(&mut self, operator: &RawOperator) -> Result<(), String> {
-        let trace = Arc::clone(&self.known.trace);
+        let trace = &*self.known.trace;
         let expected = &trace.operators[self.operator];
         let alike = operator.created().len() == expected.creates.len()
             && operator
@@ -229,7 +251,7 @@ impl Program {
         }
         for (found, &storage) in operator.created().iter().zip(&expected.creates) {
             self.entry[storage.index()] = Some(found.entry);
-            self.storage_of.insert(found.entry, storage);
+            put(&mut self.storage_of, found.entry.index(), Some(storage));
         }
         self.operator += 1;
         Ok(())
@@ -280,6 +302,14 @@ impl Program {
         let position = self.known.lineage.replay_outputs(producer).iter().position(|output| *output == version)?;
         Some((producer, position))
     }
+}
+
+/// Puts an item into its place in a table that grows.
+fn put<T: Clone + Default>(table: &mut Vec<T>, index: usize, item: T) {
+    if table.len() <= index {
+        table.resize(index + 1, T::default());
+    }
+    table[index] = item;
 }
 
 /// Which operators may be rerun under `plan`.

@@ -47,10 +47,7 @@ class KeySets {
   std::mutex mutex_;
 };
 
-KeySets& key_sets() {
-  static auto* sets = new KeySets();
-  return *sets;
-}
+KeySets& key_sets = *new KeySets();  // outlives every recipe
 
 enum Kind : uint64_t {
   Nothing,       // an optional tensor that is not given
@@ -106,64 +103,86 @@ at::Scalar number_in(const at::Tensor& tensor) {
   return tensor.item();
 }
 
-// Writes down the arguments of one operator.
-class Recording {
+// Words without a block of memory of their own, unless they are many.
+class Words {
  public:
-  Recording(const OperatorFacts& facts, c10::ArrayRef<c10::StorageImpl*> storages) : facts_(facts), storages_(storages) {}
+  // Room for so many more.
+  uint64_t* room(size_t count) {
+    if (C10_UNLIKELY(size_ + count > capacity_)) grow(size_ + count);
+    return start_ + size_;
+  }
+  void took(size_t count) { size_ += count; }
+  void add(uint64_t word) {
+    *room(1) = word;
+    took(1);
+  }
+  const uint64_t* begin() const { return start_; }
+  size_t size() const { return size_; }
 
-  void argument(const Argument& argument, const c10::IValue& value) {
-    if (argument.kind == Argument::Value) {
-      values.push_back(value);
-    } else if (value.isList()) {
+ private:
+  static constexpr size_t kFew = 64;
+
+  void grow(size_t wanted) {
+    std::vector<uint64_t> larger(2 * wanted);
+    std::copy_n(start_, size_, larger.begin());
+    many_ = std::move(larger);
+    start_ = many_.data();
+    capacity_ = many_.size();
+  }
+
+  size_t size_ = 0, capacity_ = kFew;
+  uint64_t few_[kFew];
+  uint64_t* start_ = few_;
+  std::vector<uint64_t> many_;
+};
+
+// Writes down how the tensor arguments of one operator lie in their storages.
+class Geometry {
+ public:
+  Geometry(const OperatorFacts& facts, c10::ArrayRef<c10::StorageImpl*> storages) : facts_(facts), storages_(storages) {}
+
+  void argument(const c10::IValue& value) {
+    if (C10_UNLIKELY(value.isList())) {
       auto elements = value.toListRef();
-      head({value.isTensorList() ? List : OptionalList, 0, 0, 0, 0, elements.size()});
+      words.add(as_word({value.isTensorList() ? List : OptionalList, 0, 0, 0, 0, elements.size()}));
       for (const c10::IValue& element : elements) tensor(element);
     } else {
       tensor(value);
     }
   }
 
-  void generator(const c10::IValue* arguments) {
-    int index = facts_.generator_argument;
-    // What makes random numbers from nothing says on which device.
-    c10::Device device = storages_.empty() ? c10::Device(c10::kCPU) : storages_[0]->device();
-    for (size_t argument = 0; storages_.empty() && argument < facts_.arguments.size(); ++argument)
-      if (arguments[argument].isDevice()) device = arguments[argument].toDevice();
-    at::Generator generator = index >= 0 && arguments[index].isGenerator() ? arguments[index].toGenerator()
-                                                                           : at::globalContext().defaultGenerator(device);
-    Uncounted uncounted;
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    values.emplace_back(generator);
-    values.emplace_back(generator.get_state());
-  }
-
-  c10::SmallVector<c10::IValue, 8> values;
-  c10::SmallVector<uint64_t, 48> words;
+  Words words;
+  // Numbers that were wrapped as tensors.
+  size_t numbers = 0;
 
  private:
-  void head(const Head& head) { words.push_back(as_word(head)); }
-
   void tensor(const c10::IValue& value) {
-    if (!value.isTensor()) return head({Nothing, 0, 0, 0, 0, 0});
+    if (!value.isTensor()) return words.add(as_word({Nothing, 0, 0, 0, 0, 0}));
     auto* tensor = value.unsafeToTensorImpl();
-    if (tensor == c10::UndefinedTensorImpl::singleton()) return head({Undefined, 0, 0, 0, 0, 0});
+    if (tensor == c10::UndefinedTensorImpl::singleton()) return words.add(as_word({Undefined, 0, 0, 0, 0, 0}));
     auto type = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor->dtype()));
     if (tensor->is_wrapped_number()) {
-      values.emplace_back(number_in(value.toTensor()));
-      return head({Number, 0, 0, type, 0, 0});
+      ++numbers;
+      return words.add(as_word({Number, 0, 0, type, 0, 0}));
     }
     auto sizes = tensor->sizes(), strides = tensor->strides();
+    size_t dims = sizes.size();
     bool contiguous = tensor->storage_offset() == 0 && is_plain(sizes, strides);
-    head({facts_.reads_shape_only ? Shape : View, contiguous, sizes.size(), type, key_sets().number(tensor->key_set()),
-          facts_.reads_shape_only ? 0 : access_of(tensor->unsafe_storage().unsafeGetStorageImpl())});
-    if (facts_.reads_shape_only) {
+    bool shape = facts_.reads_shape_only;
+    uint64_t* start = words.room(2 * dims + 3);
+    uint64_t* word = start;
+    *word++ = as_word({shape ? Shape : View, contiguous, dims, type, key_sets.number(tensor->key_set()),
+                       shape ? 0 : access_of(tensor->unsafe_storage().unsafeGetStorageImpl())});
+    if (shape) {
       auto device = tensor->device();
-      words.push_back(static_cast<uint64_t>(device.type()) << 8 | static_cast<uint8_t>(device.index()));
+      *word++ = static_cast<uint64_t>(device.type()) << 8 | static_cast<uint8_t>(device.index());
     }
-    words.append(sizes.begin(), sizes.end());
-    if (contiguous) return;
-    words.append(strides.begin(), strides.end());
-    words.push_back(static_cast<uint64_t>(tensor->storage_offset()));
+    for (size_t dim = 0; dim < dims; ++dim) *word++ = static_cast<uint64_t>(sizes[dim]);
+    if (!contiguous) {
+      for (size_t dim = 0; dim < dims; ++dim) *word++ = static_cast<uint64_t>(strides[dim]);
+      *word++ = static_cast<uint64_t>(tensor->storage_offset());
+    }
+    words.took(static_cast<size_t>(word - start));
   }
 
   // Arguments mostly come in the order in which their storages were found.
@@ -176,6 +195,19 @@ class Recording {
   c10::ArrayRef<c10::StorageImpl*> storages_;
   size_t next_ = 0;
 };
+
+// Calls `one` for every number among the tensor arguments that was wrapped as a tensor, in order.
+template <class One>
+void each_wrapped_number(const c10::IValue& value, One one) {
+  auto visit = [&](const c10::IValue& element) {
+    if (element.isTensor() && element.unsafeToTensorImpl()->is_wrapped_number()) one(element.toTensor());
+  };
+  if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) visit(element);
+  } else {
+    visit(value);
+  }
+}
 
 // A storage of the right size for a tensor of which only the shape is read.
 Storage without_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes, c10::Device device) {
@@ -254,7 +286,7 @@ class Playback {
     Storage storage =
         head.kind == Shape ? without_bytes(sizes, strides, offset, type.itemsize(), device) : storages_[head.access];
     if (!storage) return std::nullopt;
-    auto keys = key_sets().set(static_cast<uint16_t>(head.keys));
+    auto keys = key_sets.set(static_cast<uint16_t>(head.keys));
     auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(c10::Storage(std::move(storage)), keys, type);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
     return tensor;
@@ -301,47 +333,75 @@ struct GeneratorRewound {
 AccessRecord::AccessRecord(PlimsollMode how, const c10::StorageImpl& storage)
     : bytes(storage.nbytes()),
       mode(how),
-      device_type(static_cast<uint8_t>(storage.device_type())),
-      device_index(static_cast<uint8_t>(storage.device().index())) {}
+      device_type(static_cast<uint8_t>(storage.data_ptr().device().type())),
+      device_index(static_cast<uint8_t>(storage.data_ptr().device().index())) {}
 
 c10::Device AccessRecord::device() const {
   return c10::Device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(device_index));
 }
 
-size_t Recipe::offset_of_values() { return (sizeof(Recipe) + alignof(c10::IValue) - 1) / alignof(c10::IValue) * alignof(c10::IValue); }
-c10::IValue* Recipe::value_begin() const {
-  auto* block = const_cast<char*>(reinterpret_cast<const char*>(this));
-  return reinterpret_cast<c10::IValue*>(block + offset_of_values());
+// A block is as aligned as the most aligned that it holds.
+static_assert(sizeof(Recipe) % alignof(uint64_t) == 0 && alignof(c10::IValue) <= alignof(uint64_t));
+
+AccessRecord* Recipe::access_begin() const {
+  return reinterpret_cast<AccessRecord*>(const_cast<char*>(reinterpret_cast<const char*>(this)) + sizeof(Recipe));
 }
-AccessRecord* Recipe::access_begin() const { return reinterpret_cast<AccessRecord*>(value_begin() + value_count_); }
 uint64_t* Recipe::word_begin() const { return reinterpret_cast<uint64_t*>(access_begin() + access_count_); }
+c10::IValue* Recipe::value_begin() const { return reinterpret_cast<c10::IValue*>(word_begin() + word_count_); }
 size_t Recipe::bytes() const {
-  return offset_of_values() + value_count_ * sizeof(c10::IValue) + (access_count_ + word_count_) * sizeof(uint64_t);
+  return sizeof(Recipe) + (access_count_ + word_count_) * sizeof(uint64_t) + value_count_ * sizeof(c10::IValue);
 }
 
 OwnedRecipe Recipe::record(const OperatorFacts& facts, c10::DispatchKeySet keys, const c10::IValue* arguments,
-                           c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses) {
-  Recording recording(facts, storages);
-  for (size_t index = 0; index < facts.arguments.size(); ++index)
-    recording.argument(facts.arguments[index], arguments[index]);
-  if (facts.is_random) recording.generator(arguments);
+                           c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses,
+                           bool grad_mode) {
+  Geometry geometry(facts, storages);
+  for (size_t index : facts.tensor_arguments) geometry.argument(arguments[index]);
+  size_t words = geometry.words.size();
+  size_t values = facts.arguments.size() - facts.tensor_arguments.size() + geometry.numbers + (facts.is_random ? 2 : 0);
 
-  size_t values = recording.values.size(), words = recording.words.size();
-  void* block = ::operator new(offset_of_values() + values * sizeof(c10::IValue) + (accesses.size() + words) * sizeof(uint64_t));
+  void* block = ::operator new(sizeof(Recipe) + (accesses.size() + words) * sizeof(uint64_t) + values * sizeof(c10::IValue));
   OwnedRecipe recipe(new (block) Recipe());
   recipe->facts_ = &facts;
   recipe->keys_ = keys;
-  recipe->value_count_ = static_cast<uint32_t>(values);
   recipe->access_count_ = static_cast<uint32_t>(accesses.size());
   recipe->word_count_ = static_cast<uint32_t>(words);
   recipe->threads_ = static_cast<uint16_t>(at::get_num_threads());
-  recipe->grad_mode_ = c10::GradMode::is_enabled();
+  recipe->grad_mode_ = grad_mode;
   recipe->has_generator_ = facts.is_random;
-  std::uninitialized_move(recording.values.begin(), recording.values.end(), recipe->value_begin());
+  AccessRecord* access = recipe->access_begin();
   for (size_t index = 0; index < accesses.size(); ++index)
-    new (recipe->access_begin() + index) AccessRecord(static_cast<PlimsollMode>(accesses[index].mode), *storages[index]);
-  std::copy(recording.words.begin(), recording.words.end(), recipe->word_begin());
+    new (access++) AccessRecord(static_cast<PlimsollMode>(accesses[index].mode), *storages[index]);
+  std::copy_n(geometry.words.begin(), words, recipe->word_begin());
+  recipe->add_values(arguments, geometry.numbers > 0);
   return recipe;
+}
+
+void Recipe::add_values(const c10::IValue* arguments, bool has_numbers) {
+  auto* place = value_begin();
+  auto add = [&](auto&& value) {
+    new (place++) c10::IValue(std::forward<decltype(value)>(value));
+    ++value_count_;
+  };
+  for (size_t index = 0; index < facts_->arguments.size(); ++index) {
+    if (facts_->arguments[index].kind == Argument::Value) {
+      add(arguments[index]);
+    } else if (C10_UNLIKELY(has_numbers)) {
+      each_wrapped_number(arguments[index], [&](const at::Tensor& number) { add(number_in(number)); });
+    }
+  }
+  if (!has_generator_) return;
+  int index = facts_->generator_argument;
+  // What makes random numbers from nothing says on which device.
+  c10::Device device = access_count_ ? access_begin()->device() : c10::Device(c10::kCPU);
+  for (size_t argument = 0; !access_count_ && argument < facts_->arguments.size(); ++argument)
+    if (arguments[argument].isDevice()) device = arguments[argument].toDevice();
+  at::Generator generator = index >= 0 && arguments[index].isGenerator() ? arguments[index].toGenerator()
+                                                                         : at::globalContext().defaultGenerator(device);
+  Uncounted uncounted;
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  add(generator);
+  add(generator.get_state());
 }
 
 void RecipeDeleter::operator()(Recipe* recipe) const {
@@ -390,8 +450,11 @@ bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10
       return;
     }
     auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-    if (std::find(known.begin(), known.end(), storage) != known.end()) return;
-    if (std::find(created.begin(), created.end(), storage) == created.end()) created.push_back(storage);
+    for (auto* one : known)
+      if (one == storage) return;
+    for (auto* one : created)
+      if (one == storage) return;
+    created.push_back(storage);
   };
   for (size_t index = 0; index < count; ++index) {
     if (results[index].isList()) {

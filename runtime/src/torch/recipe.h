@@ -37,9 +37,11 @@ using OwnedRecipe = std::unique_ptr<Recipe, RecipeDeleter>;
 
 class Recipe {
  public:
-  // The recipe of an operator that is about to run: `accesses` says how it uses each of `storages`.
+  // The recipe of an operator that is about to run: `accesses` says how it uses each of `storages`, `grad_mode` whether
+  // operators inside it would be recorded for a backward pass.
   static OwnedRecipe record(const OperatorFacts& facts, c10::DispatchKeySet keys, const c10::IValue* arguments,
-                            c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses);
+                            c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses,
+                            bool grad_mode);
 
   // Runs the operator on `inputs`, one storage per access. Returns the storages it was given to write, in order of
   // access, then the storages it made, in order of appearance.
@@ -55,12 +57,14 @@ class Recipe {
 
   Recipe() = default;
 
-  static size_t offset_of_values();
-  c10::IValue* value_begin() const;
+  // Copies what is no tensor, and the generator where there is one.
+  void add_values(const c10::IValue* arguments, bool has_numbers);
+
   AccessRecord* access_begin() const;
   uint64_t* word_begin() const;
+  c10::IValue* value_begin() const;
 
-  // In the same block follow the values, the accesses and the words.
+  // In the same block follow the accesses, the words and the values.
   const OperatorFacts* facts_ = nullptr;
   c10::DispatchKeySet keys_;
   uint32_t value_count_ = 0, access_count_ = 0, word_count_ = 0;

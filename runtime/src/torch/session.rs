@@ -1,5 +1,6 @@
 //! The process's one connection to libtorch's dispatcher, and who listens to it.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,6 +58,11 @@ pub(crate) trait Observer: Send + Sync {
     fn pressed(&self, bytes: u64) -> Result<(), String> {
         Err(format!("{bytes} bytes more exceed the budget"))
     }
+}
+
+thread_local! {
+    /// The same observer on the thread that listens, where nearly all operators run: it needs no lock to be found.
+    static HERE: RefCell<Option<Arc<dyn Observer>>> = const { RefCell::new(None) };
 }
 
 /// The observer of the iteration under way.
@@ -145,7 +151,8 @@ impl Session {
         if active.is_some() {
             return Err(SessionError::Busy);
         }
-        *active = Some(observer);
+        *active = Some(Arc::clone(&observer));
+        HERE.set(Some(observer));
         shim::intercept(true);
         Ok(Listening(PhantomData))
     }
@@ -171,7 +178,10 @@ pub(crate) struct Listening(PhantomData<*const ()>);
 impl Drop for Listening {
     fn drop(&mut self) {
         shim::intercept(false);
+        let here = HERE.take();
         *lock(&ACTIVE) = None;
+        // Dropped with nothing locked: it may free tensors.
+        drop(here);
     }
 }
 
@@ -186,9 +196,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Calls the active observer, if any. A panic in it must not unwind into C++.
 fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
-    let observer = lock(&ACTIVE).clone()?;
-    match catch_unwind(AssertUnwindSafe(|| call(&*observer))) {
-        Ok(result) => Some(result),
+    let called = catch_unwind(AssertUnwindSafe(|| {
+        HERE.with(|here| match &*here.borrow() {
+            Some(observer) => Some(call(&**observer)),
+            None => lock(&ACTIVE).clone().map(|observer| call(&*observer)),
+        })
+    }));
+    match called {
+        Ok(result) => result,
         Err(_) => {
             eprintln!("plimsoll: an invariant broke inside an operator; no training loop can go on from here");
             std::process::abort();

@@ -3,6 +3,7 @@
 
 #include "accelerator.h"
 #include "allocator.h"
+#include "call.h"
 #include "entries.h"
 #include "interceptor.h"
 #include "recipe.h"

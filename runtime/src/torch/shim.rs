@@ -322,11 +322,14 @@ pub(crate) fn set_line(bytes: u64) {
 /// Appends the entries whose storages have died since the last call.
 pub(crate) fn take_freed(into: &mut Vec<Entry>) {
     loop {
-        let mut batch = [Entry(0); 64];
-        // SAFETY: the batch holds as many entries as it says.
-        let count = unsafe { plimsoll_take_freed(batch.as_mut_ptr(), batch.len()) };
-        into.extend_from_slice(&batch[..count]);
-        if count < batch.len() {
+        into.reserve(64);
+        let room = into.spare_capacity_mut();
+        // SAFETY: the room is as long as it says.
+        let count = unsafe { plimsoll_take_freed(room.as_mut_ptr().cast(), room.len()) };
+        let is_all = count < room.len();
+        // SAFETY: so many were written.
+        unsafe { into.set_len(into.len() + count) };
+        if is_all {
             return;
         }
     }

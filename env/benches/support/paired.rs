@@ -1,0 +1,75 @@
+//! Two ways of running the same loop, compared on a machine that others use too: blocks of iterations take turns, and
+//! every block is compared with the one beside it.
+
+use std::time::Instant;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Resamplings of the bootstrap.
+const RESAMPLED: usize = 2_000;
+
+/// Seconds that something took: elapsed, and of this thread's CPU time.
+#[derive(Clone, Copy, Debug)]
+pub struct Spent {
+    /// By the wall clock.
+    pub elapsed_s: f64,
+    /// Of the thread that runs the loop and the interceptor; other threads, and other programs, do not count.
+    pub thread_s: f64,
+}
+
+impl Spent {
+    /// What `body` takes.
+    pub fn by<R>(body: impl FnOnce() -> R) -> Self {
+        let (started, thread_s) = (Instant::now(), thread_cpu_s());
+        body();
+        Spent { elapsed_s: started.elapsed().as_secs_f64(), thread_s: thread_cpu_s() - thread_s }
+    }
+}
+
+/// Ratios of paired blocks, by clock.
+#[derive(Default)]
+pub struct Ratios {
+    elapsed: Vec<f64>,
+    thread: Vec<f64>,
+}
+
+impl Ratios {
+    /// Adds a pair.
+    pub fn add(&mut self, spent: Spent, untouched: Spent) {
+        self.elapsed.push(spent.elapsed_s / untouched.elapsed_s);
+        self.thread.push(spent.thread_s / untouched.thread_s);
+    }
+
+    /// One line for each clock: the median ratio, and the interval that 95 % of resampled medians lie in ("An
+    /// Introduction to the Bootstrap", Efron and Tibshirani 1993, section 13.3, the percentile interval).
+    pub fn print(&self, what: &str) {
+        for (clock, ratios) in [("elapsed time", &self.elapsed), ("thread CPU time", &self.thread)] {
+            let mut random = ChaCha8Rng::seed_from_u64(1);
+            let draw = |random: &mut ChaCha8Rng| ratios[random.random_range(0..ratios.len())];
+            let mut medians: Vec<f64> =
+                (0..RESAMPLED).map(|_| median((0..ratios.len()).map(|_| draw(&mut random)).collect())).collect();
+            medians.sort_unstable_by(f64::total_cmp);
+            let at = |share: f64| medians[(share * (RESAMPLED - 1) as f64).round() as usize];
+            println!("    {what:<22} {clock:<16} {:.4}  [{:.4}, {:.4}]", median(ratios.clone()), at(0.025), at(0.975));
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn thread_cpu_s() -> f64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists on Linux, and `now` is there to be written.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) }, 0);
+    now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+}
+
+/// What was asked for behind `--`: workloads, or the ones of `else_these`.
+pub fn wanted(else_these: &[&str]) -> Vec<String> {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    if wanted.is_empty() { else_these.iter().map(|&name| name.to_owned()).collect() } else { wanted }
+}

@@ -1,0 +1,230 @@
+#include "call.h"
+
+#include "accelerator.h"
+#include "allocator.h"
+#include "entries.h"
+#include "interceptor.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+namespace plimsoll {
+
+std::string& refusal();
+
+PlimsollCallbacks callbacks;
+
+namespace {
+
+uint64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+uint32_t phase(bool grad_mode) {
+  if (torch::autograd::get_current_graph_task_id() != -1) return PLIMSOLL_BACKWARD;
+  return grad_mode ? PLIMSOLL_FORWARD : PLIMSOLL_UPDATE;
+}
+
+bool covers_storage(const c10::TensorImpl* tensor) {
+  const auto& storage = tensor->unsafe_storage();
+  return tensor->storage_offset() == 0 && tensor->is_non_overlapping_and_dense() &&
+         tensor->numel() * tensor->itemsize() == storage.nbytes();
+}
+
+bool is_foreign(const c10::StorageImpl& storage) {
+  return !is_ours(storage.data_ptr()) && storage.data_ptr().get();
+}
+
+// Looks for operators that do what their schema does not say.
+class Search {
+ public:
+  std::atomic<bool> on{false};
+
+  void found(std::string what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (known_.insert(what).second) found_.push_back(std::move(what));
+  }
+
+  std::vector<std::string> take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known_.clear();
+    return std::exchange(found_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<std::string> known_;
+  std::vector<std::string> found_;
+};
+
+Search& search = *new Search();  // outlives every operator
+
+uint64_t generator_digest() {
+  Uncounted uncounted;
+  at::Generator generator = at::globalContext().defaultGenerator(counted_device());
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return digest(*generator.get_state().storage().unsafeGetStorageImpl());
+}
+
+}  // namespace
+
+size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::StorageImpl*> storages) {
+  if (!places_) places_ = std::make_unique<Places>();
+  for (size_t index = places_->size(); index < storages.size(); ++index) places_->emplace(storages[index], index);
+  auto found = places_->find(storage);
+  return found == places_->end() ? storages.size() : found->second;
+}
+
+struct Call::Searched {
+  std::vector<uint64_t> digests;
+  std::vector<Storage> storages;  // the operator may hold the last reference to its input
+};
+
+void Call::SearchedDeleter::operator()(Searched* searched) const { delete searched; }
+
+int32_t Call::ask() {
+  find_accesses();
+  grad_mode_ = c10::GradMode::is_enabled();
+  event_ = {facts_.name, phase(grad_mode_), not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
+  int32_t answer = callbacks.before(&event_);
+  TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
+  return answer;
+}
+
+void Call::begin(bool wants_times) {
+  if (C10_UNLIKELY(search.on.load(std::memory_order_relaxed))) {
+    searched_.reset(new Searched());
+    for (auto* storage : storages_) searched_->storages.push_back(Storage::reclaim_copy(storage));
+    searched_->digests = digest_inputs();
+  }
+  reset_operator_peak();
+  if (wants_times) {
+    event_.start_ns = now_ns();
+    accelerator_operator_starts();
+  }
+}
+
+void Call::end(int32_t answer, const c10::IValue* results) {
+  if (answer & PLIMSOLL_TIMES) {
+    accelerator_operator_ends();
+    event_.end_ns = now_ns();
+  }
+  event_.peak_bytes = operator_peak_bytes();
+  if (C10_UNLIKELY(searched_ != nullptr)) compare_inputs(searched_->digests);
+  find_created(results, (answer & PLIMSOLL_WATCH) && facts_.is_factory);
+  event_.created = created_.data();
+  event_.created_count = created_.size();
+  event_.not_replayable = not_replayable_;
+  event_.recipe = reinterpret_cast<PlimsollRecipe*>(recipe_.release());
+  callbacks.after(&event_);
+}
+
+void Call::find_accesses() {
+  not_replayable_ = facts_.not_replayable;
+  auto one = [&](c10::TensorImpl* tensor, const Argument& argument) {
+    if (tensor == c10::UndefinedTensorImpl::singleton() || tensor->is_wrapped_number()) return;
+    bool plain = has_plain_storage(tensor);
+    if (!plain) {
+      not_replayable_ = "an input has no plain storage";
+      if (!tensor->has_storage()) return;
+    }
+    if (!facts_.reads_shape_only) access(tensor, argument, plain);
+  };
+  for (size_t index : facts_.tensor_arguments) {
+    const Argument& argument = facts_.arguments[index];
+    const c10::IValue& value = arguments_[index];
+    if (value.isTensor()) {
+      one(value.unsafeToTensorImpl(), argument);
+    } else if (value.isList()) {
+      for (const c10::IValue& element : value.toListRef())
+        if (element.isTensor()) one(element.unsafeToTensorImpl(), argument);
+    }
+  }
+  if (!facts_.writes) return;
+  size_t written = 0;
+  for (const auto& access : accesses_) written += access.mode == PLIMSOLL_WRITE || access.mode == PLIMSOLL_OVERWRITE;
+  if (written > 1) not_replayable_ = "writes several storages at once";
+}
+
+bool Call::writes_statistics() const {
+  int flag = facts_.training_argument;
+  return flag < 0 || arguments_[flag].toBool();
+}
+
+void Call::access(c10::TensorImpl* tensor, const Argument& argument, bool plain) {
+  c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+  uint32_t mode = PLIMSOLL_READ;
+  if (argument.is_running_statistic && writes_statistics()) {
+    mode = PLIMSOLL_SIDE_EFFECT;
+    if (!argument.is_optional) not_replayable_ = "batch-norm whose statistics cannot be left out";
+  } else if (argument.is_written) {
+    mode = argument.is_overwritten && covers_storage(tensor) ? PLIMSOLL_OVERWRITE : PLIMSOLL_WRITE;
+  }
+  const char* locked = plain ? nullptr : "not a plain strided tensor";
+  size_t index = seen_.find(storage, storages_);
+  if (index < storages_.size()) {
+    // Read here and written there, or overwritten: what it held matters.
+    uint32_t& seen = accesses_[index].mode;
+    if (seen != mode && seen != PLIMSOLL_SIDE_EFFECT && mode != PLIMSOLL_SIDE_EFFECT) seen = PLIMSOLL_WRITE;
+    if (locked) accesses_[index].locked = locked;
+    return;
+  }
+  bool absent = is_absent(storage->data_ptr());
+  bool foreign = !absent && is_foreign(*storage);
+  if (foreign) locked = "not allocated by libtorch's allocator";
+  PlimsollEntry entry = entries().of(storage);
+  uint32_t filled = !absent && entries().has_changed(entry, *storage);
+  storages_.push_back(storage);
+  // Bytes that our allocator does not count count nowhere.
+  accesses_.push_back({entry, mode, foreign ? 0 : storage->nbytes(), locked, filled});
+}
+
+std::vector<uint64_t> Call::digest_inputs() const {
+  std::vector<uint64_t> digests{generator_digest()};
+  for (auto* storage : storages_) digests.push_back(is_absent(storage->data_ptr()) ? 0 : digest(*storage));
+  return digests;
+}
+
+void Call::compare_inputs(const std::vector<uint64_t>& before) {
+  auto now = digest_inputs();
+  if (now[0] != before[0] && !facts_.is_random)
+    search.found(facts_.text + " draws random numbers, and its schema does not say so");
+  for (size_t index = 0; index < accesses_.size(); ++index) {
+    if (accesses_[index].mode != PLIMSOLL_READ || now[1 + index] == before[1 + index]) continue;
+    search.found(facts_.text + " writes its input " + std::to_string(index) + ", and its schema does not say so");
+  }
+}
+
+void Call::find_created(const c10::IValue* results, bool watch) {
+  c10::SmallVector<c10::StorageImpl*, 8> created;
+  bool plain = collect_created(results, facts_.returns, storages_, created);
+  if (!plain) {
+    not_replayable_ = "a result has no plain storage";
+    // The result may hold them where no operator says so.
+    for (auto& access : accesses_) access.locked = "used by an operator with a result of no plain storage";
+  }
+  for (auto* storage : created) {
+    bool foreign = is_foreign(*storage);
+    const char* locked = !plain    ? "made by an operator with a result of no plain storage"
+                         : foreign ? "not allocated by libtorch's allocator"
+                                   : nullptr;
+    PlimsollEntry entry = entries().of(storage);
+    // A program fills in past the dispatcher what the processor can reach.
+    if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);
+    created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});
+  }
+}
+
+void hash_inputs(bool on) { search.on = on; }
+std::vector<std::string> take_undeclared() { return search.take(); }
+
+}  // namespace plimsoll

@@ -1,0 +1,105 @@
+// One intercepted call of an operator: what it reads and writes, what Rust is told of it, and its recipe where one is
+// wanted. It does not know how the operator is run, nor whether its arguments came on a stack or as they were.
+#pragma once
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include "operators.h"
+#include "recipe.h"
+#include "shim.h"
+
+#include <memory>
+#include <vector>
+
+namespace plimsoll {
+
+extern PlimsollCallbacks callbacks;
+
+// Where to find a storage among those that an operator has used already: they are few, or else they are indexed.
+class Seen {
+ public:
+  // The place of `storage` in `storages`, or their number.
+  size_t find(c10::StorageImpl* storage, c10::ArrayRef<c10::StorageImpl*> storages) {
+    size_t count = storages.size();
+    if (count >= kFew) return find_among_many(storage, storages);
+    for (size_t index = 0; index < count; ++index)
+      if (storages[index] == storage) return index;
+    return count;
+  }
+
+ private:
+  static constexpr size_t kFew = 24;
+  using Places = ska::flat_hash_map<c10::StorageImpl*, size_t>;
+
+  size_t find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::StorageImpl*> storages);
+
+  std::unique_ptr<Places> places_;
+};
+
+class Call {
+ public:
+  // There is one argument for each of the schema's.
+  Call(const OperatorFacts& facts, c10::DispatchKeySet keys, const c10::IValue* arguments)
+      : facts_(facts), keys_(keys), arguments_(arguments) {}
+
+  // `complete` puts in the arguments that only a recipe needs; `invoke` runs the operator and returns its results.
+  template <class Complete, class Invoke>
+  void run(Complete complete, Invoke invoke) {
+    int32_t answer = ask();
+    if ((answer & PLIMSOLL_RECIPE) && !not_replayable_) {
+      complete();
+      recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, grad_mode_);
+    }
+    begin(answer & PLIMSOLL_TIMES);
+    const c10::IValue* results;
+    try {
+      results = invoke();
+    } catch (...) {
+      callbacks.failed();
+      throw;
+    }
+    end(answer, results);
+  }
+
+ private:
+  // What the inputs of an operator held before it ran, while undeclared effects are searched for.
+  struct Searched;
+  struct SearchedDeleter {
+    void operator()(Searched* searched) const;
+  };
+
+  // Tells Rust what is about to run. Returns what it asks for; throws where it refuses.
+  int32_t ask();
+  void begin(bool wants_times);
+  // Tells Rust what has run.
+  void end(int32_t answer, const c10::IValue* results);
+
+  void find_accesses();
+  void access(c10::TensorImpl* tensor, const Argument& argument, bool plain);
+  bool writes_statistics() const;
+  void find_created(const c10::IValue* results, bool watch);
+  std::vector<uint64_t> digest_inputs() const;
+  void compare_inputs(const std::vector<uint64_t>& before);
+
+  const OperatorFacts& facts_;
+  c10::DispatchKeySet keys_;
+  const c10::IValue* arguments_;
+  const char* not_replayable_ = nullptr;
+  bool grad_mode_ = false;
+  PlimsollOperator event_;
+  OwnedRecipe recipe_;
+  Seen seen_;
+  std::unique_ptr<Searched, SearchedDeleter> searched_;
+  c10::SmallVector<c10::StorageImpl*, 8> storages_;
+  c10::SmallVector<PlimsollAccess, 8> accesses_;
+  c10::SmallVector<PlimsollCreated, 4> created_;
+};
+
+// Switches the search for undeclared effects on or off.
+void hash_inputs(bool on);
+// What it has found since the last call, one description for each finding.
+std::vector<std::string> take_undeclared();
+
+}  // namespace plimsoll

@@ -1,0 +1,114 @@
+//! What programs in C++ and Python do with libtorch and `tch` cannot: autocast, and optimizers that step all parameters
+//! in one operator.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use tch::{TchError, Tensor};
+
+unsafe extern "C" {
+    fn plimsoll_tests_autocast(enter: c_int) -> *const c_char;
+    fn plimsoll_tests_foreach_step(
+        parameters: *const *const c_void,
+        gradients: *const *const c_void,
+        velocities: *const *const c_void,
+        count: usize,
+        rate: f64,
+    ) -> *const c_char;
+    fn plimsoll_tests_fused_step(
+        parameters: *const *const c_void,
+        gradients: *const *const c_void,
+        means: *const *const c_void,
+        squares: *const *const c_void,
+        steps: *const *const c_void,
+        count: usize,
+        rate: f64,
+    ) -> *const c_char;
+}
+
+/// # Safety
+///
+/// `message` is null or a nul-terminated string.
+unsafe fn checked(message: *const c_char) -> Result<(), TchError> {
+    if message.is_null() {
+        return Ok(());
+    }
+    // SAFETY: as the caller promises.
+    Err(TchError::Torch(unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()))
+}
+
+fn pointers(tensors: &[Tensor]) -> Vec<*const c_void> {
+    tensors.iter().map(|tensor| tensor.as_ptr().cast()).collect()
+}
+
+/// CPU autocast to bf16, until it is dropped.
+pub struct Autocast(());
+
+impl Autocast {
+    /// Switches it on for this thread.
+    pub fn enter() -> Result<Self, TchError> {
+        // SAFETY: sets flags of this thread.
+        unsafe { checked(plimsoll_tests_autocast(1)) }?;
+        Ok(Autocast(()))
+    }
+}
+
+impl Drop for Autocast {
+    fn drop(&mut self) {
+        // SAFETY: as above. Leaving cannot fail.
+        let _ = unsafe { checked(plimsoll_tests_autocast(0)) };
+    }
+}
+
+/// Clips all gradients to a norm of at most one and steps by momentum, each operator acting on all parameters at once.
+pub fn foreach_step(parameters: &[Tensor], velocities: &[Tensor], rate: f64) -> Result<(), TchError> {
+    let gradients: Vec<Tensor> = parameters.iter().map(Tensor::grad).collect();
+    let [parameters, gradients, velocities] = [parameters, &gradients[..], velocities].map(pointers);
+    assert_eq!(parameters.len(), velocities.len());
+    // SAFETY: tch's pointers are those of tensors, and there are as many of each.
+    unsafe {
+        checked(plimsoll_tests_foreach_step(
+            parameters.as_ptr(),
+            gradients.as_ptr(),
+            velocities.as_ptr(),
+            parameters.len(),
+            rate,
+        ))
+    }
+}
+
+/// The moments of [`fused_step`].
+pub struct Moments {
+    means: Vec<Tensor>,
+    squares: Vec<Tensor>,
+    steps: Vec<Tensor>,
+}
+
+impl Moments {
+    /// Those before the first step.
+    pub fn of(parameters: &[Tensor]) -> Self {
+        let zeros = || parameters.iter().map(Tensor::zeros_like).collect();
+        let steps = parameters.iter().map(|parameter| parameter.new_zeros([], (tch::Kind::Float, parameter.device())));
+        Moments { means: zeros(), squares: zeros(), steps: steps.collect() }
+    }
+}
+
+/// One step of AdamW, all parameters in one operator.
+pub fn fused_step(parameters: &[Tensor], moments: &Moments, rate: f64) -> Result<(), TchError> {
+    let gradients: Vec<Tensor> = parameters.iter().map(Tensor::grad).collect();
+    let Moments { means, squares, steps } = moments;
+    let [parameters, gradients, means, squares, steps] =
+        [parameters, &gradients, means, squares, steps].map(|tensors: &[Tensor]| pointers(tensors));
+    assert_eq!(parameters.len(), means.len());
+    // SAFETY: tch's pointers are those of tensors, and there are as many of each.
+    unsafe {
+        checked(plimsoll_tests_fused_step(
+            parameters.as_ptr(),
+            gradients.as_ptr(),
+            means.as_ptr(),
+            squares.as_ptr(),
+            steps.as_ptr(),
+            parameters.len(),
+            rate,
+        ))
+    }
+}
