@@ -14,7 +14,7 @@ const SUBCOMMANDS: [&str; 8] = ["record", "train", "finetune", "plan", "evaluate
 const BASELINES: [&str; 6] = ["keep-all", "chen", "vdnn-all", "dtr", "capuchin", "lru"];
 
 /// What every point of a result holds, by its JSON pointer.
-const FIELDS: [&str; 19] = [
+const FIELDS: [&str; 22] = [
     "/workload",
     "/policy",
     "/budget_bytes",
