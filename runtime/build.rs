@@ -17,7 +17,16 @@ fn main() {
     // One unit: libtorch's headers are read once, and the path of an operator is inlined across files.
     let here = std::env::current_dir().expect("cargo runs build scripts in the package");
     let units = [
-        "allocator", "accelerator", "entries", "operators", "recipe", "call", "unboxed", "interceptor", "settings", "shim",
+        "allocator",
+        "accelerator",
+        "entries",
+        "operators",
+        "recipe",
+        "call",
+        "unboxed",
+        "interceptor",
+        "settings",
+        "shim",
     ];
     let sources = units
         .map(|name| here.join(format!("src/torch/{name}.cpp")))

@@ -52,7 +52,7 @@ enum Command {
     /// Plan a recorded iteration under a budget, without running it
     Plan(commands::plan::Arguments),
     /// Compare a policy with the baselines, predicted and on the real loop
-    Evaluate(commands::evaluate::Arguments),
+    Evaluate(Box<commands::evaluate::Arguments>),
     /// Run a workload's training loop under a budget
     Run(commands::run::Arguments),
     /// Run training loops under budgets from their first iteration on, as a job would, and compare every bit
@@ -98,7 +98,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Train(arguments) => commands::train::run(arguments),
         Command::Finetune(arguments) => commands::finetune::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
-        Command::Evaluate(arguments) => commands::evaluate::run(arguments),
+        Command::Evaluate(arguments) => commands::evaluate::run(*arguments),
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Hold(arguments) => commands::hold::run(arguments),
         Command::Advise(arguments) => commands::advise::run(arguments),

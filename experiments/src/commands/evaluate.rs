@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::FileError;
 use plimsoll_runtime::file::{require_writable, write_whole};

@@ -291,7 +291,8 @@ fn judge(
             for turn in 0..2 {
                 let whose = (turn + round as usize) % 2;
                 let measured = environment.measure(instance, &plans[whose])?;
-                let keep_all_ns = measured.keep_all_makespan_ns.unwrap_or(instance.trace.makespan_ns);
+                let untouched = measured.untouched.as_ref();
+                let keep_all_ns = untouched.map_or(instance.trace.makespan_ns, |own| own.makespan_ns);
                 sums[whose] += measured.makespan_ns as f64 / keep_all_ns as f64 - 1.0;
                 held &= whose == 0 || measured.peak_bytes <= instance.budget_bytes;
             }

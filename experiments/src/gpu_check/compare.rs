@@ -85,12 +85,11 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     let link = bed.link()?;
     findings.set("link", link)?;
     let lineage = Arc::new(Lineage::of(&trace));
-    let keep_all_ns = lineage.keep_all_makespan_ns();
     let mut instance =
         Instance { lineage, link, budget_bytes: u64::MAX, actions: ActionSet::ALL, trace: Arc::new(trace) };
 
     let keep_all = Chosen::parse("keep-all")?;
-    let mut bench = Bench { bed, workload: workload.as_mut(), keep_all_ns };
+    let mut bench = Bench { bed, workload: workload.as_mut() };
     bench.measure(&instance, 1.0, "keep-all", &keep_all.plan(instance.problem(), &Planner::default()), findings)?;
     for Everything { name, actions } in EVERYTHING {
         let unlimited = Instance { budget_bytes: 0, actions, ..instance.clone() };
@@ -129,7 +128,6 @@ fn policies(request: &Request) -> anyhow::Result<Vec<Chosen>> {
 struct Bench<'a> {
     bed: &'a Bed<'a>,
     workload: &'a mut dyn Workload,
-    keep_all_ns: u64,
 }
 
 impl Bench<'_> {
@@ -149,7 +147,7 @@ impl Bench<'_> {
         }
         match self.run(instance, decided) {
             Ok((measured, waits)) => {
-                result.measure(&measured, self.keep_all_ns);
+                result.measure(&instance.problem(), &decided.planned.plan, &measured);
                 let peak_error_bytes = measured.peak_bytes as i64 - result.predicted.peak_bytes as i64;
                 let followed = measured.reports.iter().all(|report| report.followed);
                 let reserved_peak_bytes = self.bed.session.device_counts().reserved_peak_bytes;

@@ -115,7 +115,8 @@ fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::
     });
     let (name, planned) = found.context("no plan fits any of the budgets tried")?;
     let engine = bed.engines.engine(None)?;
-    let measured = run_plan(bed.session, workload.as_mut(), &instance.problem(), &planned.plan, engine, PLANNED, false)?;
+    let measured =
+        run_plan(bed.session, workload.as_mut(), &instance.problem(), &planned.plan, engine, PLANNED, false)?;
     losses.extend(&measured.losses);
     let found = Outcome::of(&losses, workload.as_ref())?;
     drop(workload);

@@ -151,7 +151,7 @@ bool is_on_host(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_
 
 bool is_ours(const at::DataPtr& bytes) { return is_on_host(bytes) || is_on_accelerator(bytes); }
 
-bool has_header(const at::DataPtr& bytes) { return is_on_host(bytes) && bytes.get(); }
+bool keeps_owner(const at::DataPtr& bytes) { return bytes.get() && is_ours(bytes); }
 
 void set_owner(const at::DataPtr& bytes, uint32_t entry) {
   if (!is_on_host(bytes)) return set_accelerator_owner(bytes, entry);

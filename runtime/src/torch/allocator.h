@@ -17,8 +17,8 @@ void report_freed(uint32_t entry);
 
 // Whether the bytes came from the allocator that counts.
 bool is_ours(const at::DataPtr& bytes);
-// Whether they stand behind a header of ours: they came from the allocator, and are more than none.
-bool has_header(const at::DataPtr& bytes);
+// Whether an entry can be named for them: they came from the allocator, and are more than none.
+bool keeps_owner(const at::DataPtr& bytes);
 // Names the entry to report when the bytes are freed; 0 for none.
 void set_owner(const at::DataPtr& bytes, uint32_t entry);
 // The entry that was named, for absent bytes too; 0 for none.

@@ -143,7 +143,7 @@ impl Driver {
             let known: HashMap<_, _> = known.collect();
             Recording::begin(known, self.started, shim::live_bytes())
         });
-        shim::time_on_device(wanted.record);
+        shim::time_on_device(wanted.record != Record::Nothing);
         shim::reset_peak();
         Ok(())
     }

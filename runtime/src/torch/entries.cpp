@@ -67,7 +67,7 @@ PlimsollEntry Entries::add(c10::StorageImpl* storage, bool reports_death) {
   c10::raw::weak_intrusive_ptr::incref(storage);
   Entry& kept = slot(number);
   kept.storage.store(storage, std::memory_order_relaxed);
-  if (has_header(storage->data_ptr())) {
+  if (keeps_owner(storage->data_ptr())) {
     set_owner(storage->data_ptr(), reports_death ? number : number | kBeside);
   } else {
     listed_[storage] = number;

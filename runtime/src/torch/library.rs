@@ -98,7 +98,13 @@ pub(super) struct Library {
 }
 
 impl Library {
-    pub(super) fn new(decider: Decider, tiers: SlowTiers, actions: ActionSet, planner: Planner, plans_max: usize) -> Self {
+    pub(super) fn new(
+        decider: Decider,
+        tiers: SlowTiers,
+        actions: ActionSet,
+        planner: Planner,
+        plans_max: usize,
+    ) -> Self {
         Library {
             decider,
             tiers,
