@@ -5,7 +5,6 @@ use crate::observation::Pressure;
 use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
-use crate::search::Prior;
 
 /// How scores become a choice.
 #[derive(Clone, Debug)]
@@ -49,13 +48,6 @@ impl Policy for LearnedPolicy {
     }
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
-        self.choose_aloud(pressure, |_, _| {})
-    }
-}
-
-impl LearnedPolicy {
-    /// Chooses, and tells `hear` every legal eviction with its logit.
-    fn choose_aloud(&mut self, pressure: &Pressure<'_>, mut hear: impl FnMut(Choice, f32)) -> Option<Choice> {
         let mut best: Option<(f32, Choice)> = None;
         for (candidate, facts) in pressure.candidates.iter().enumerate() {
             if !facts.can_swap && !facts.can_recompute {
@@ -66,7 +58,6 @@ impl LearnedPolicy {
                 if !facts.allows(action) {
                     continue;
                 }
-                hear(Choice { candidate, action }, logit);
                 let score = match &mut self.decode {
                     Decode::Greedy => logit,
                     Decode::Sampled(random) => logit + random.gumbel(),
@@ -77,48 +68,6 @@ impl LearnedPolicy {
             }
         }
         best.map(|(_, choice)| choice)
-    }
-}
-
-/// A learned policy that takes down, while it decides, how likely it found every eviction.
-pub struct Noting {
-    policy: LearnedPolicy,
-    /// Per window: the share of courses in which nothing, a swap, and a recompute of it was chosen, had the policy drawn at
-    /// each of the pressure points that it was led to.
-    shares: Vec<[f32; 3]>,
-    heard: Vec<(Choice, f32)>,
-}
-
-impl Noting {
-    /// Notes for a trace of so many windows.
-    pub fn new(policy: LearnedPolicy, windows: usize) -> Self {
-        Noting { policy, shares: vec![[1.0, 0.0, 0.0]; windows], heard: Vec::new() }
-    }
-
-    /// What it thought, as the prior of a search.
-    pub fn into_prior(self) -> Prior {
-        Prior::new(self.shares)
-    }
-}
-
-impl Policy for Noting {
-    fn name(&self) -> &str {
-        self.policy.name()
-    }
-
-    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
-        let Noting { policy, shares, heard } = self;
-        heard.clear();
-        let choice = policy.choose_aloud(pressure, |choice, logit| heard.push((choice, logit)));
-        let highest = heard.iter().fold(f32::NEG_INFINITY, |highest, &(_, logit)| highest.max(logit));
-        let total: f32 = heard.iter().map(|(_, logit)| (logit - highest).exp()).sum();
-        for &(Choice { candidate, action }, logit) in &*heard {
-            let share = &mut shares[pressure.candidates[candidate].window.index()];
-            let taken = share[Action::Keep as usize] * (logit - highest).exp() / total;
-            share[action as usize] += taken;
-            share[Action::Keep as usize] = (share[Action::Keep as usize] - taken).max(0.0);
-        }
-        choice
     }
 }
 

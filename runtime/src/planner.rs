@@ -9,10 +9,10 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use crate::baselines::{BASELINES, KeepAll, baseline};
-use crate::learned::{LearnedPolicy, Noting};
+use crate::learned::LearnedPolicy;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::search::{Found, Limits, Prior, search};
+use crate::search::{Found, Limits, search};
 use crate::sweep::{Problem, Sweep};
 use crate::timeline::Prediction;
 
@@ -74,7 +74,7 @@ pub struct Decided {
 
 /// The name of plans that a learned policy made.
 pub const LEARNED: &str = "learned";
-/// The name of plans that a search found, a learned policy being its guide.
+/// The name of plans that a search found, a learned policy's plans being among those that it could start from.
 pub const LEARNED_SEARCH: &str = "learned+search";
 /// The name of plans that a search found by itself, or from a baseline's plan.
 pub const SEARCH: &str = "search";
@@ -159,22 +159,18 @@ struct Planning<'a> {
     best: Decided,
     /// Baselines whose plans were offered.
     asked: Vec<&'static str>,
-    /// What the policy thought of every window.
-    prior: Option<Prior>,
+    /// Whether a learned policy has a part in it.
+    learned: bool,
 }
 
 impl<'a> Planning<'a> {
     /// Begins with the greedy decode, or without a policy with plain keep-all.
     fn new(problem: Problem<'a>, limits: Limits, policy: Option<&LearnedPolicy>, started: Instant) -> Self {
-        let (best, prior) = match policy {
-            Some(policy) => {
-                let mut noting = Noting::new(policy.clone(), problem.lineage.windows().len());
-                let planned = plan(problem, &mut noting);
-                (Decided { planned, by: LEARNED }, Some(noting.into_prior()))
-            }
-            None => (Decided { planned: plan(problem, &mut KeepAll), by: "keep-all" }, None),
+        let best = match policy {
+            Some(policy) => Decided { planned: plan(problem, &mut policy.clone()), by: LEARNED },
+            None => Decided { planned: plan(problem, &mut KeepAll), by: "keep-all" },
         };
-        Planning { problem, limits, started, best, asked: Vec::new(), prior }
+        Planning { problem, limits, started, best, asked: Vec::new(), learned: policy.is_some() }
     }
 
     /// Whether this share of the time is over, or nothing is left to be gained.
@@ -201,10 +197,9 @@ impl<'a> Planning<'a> {
         let wall = self.limits.wall.map(|wall| wall.saturating_sub(self.started.elapsed()));
         let limits = Limits { wall, ..self.limits };
         let start = &self.best.planned;
-        let found = search(self.problem, slice::from_ref(&start.plan), limits, self.prior.as_ref(), &mut |_| {
-            ControlFlow::Continue(())
-        });
-        let by = if self.prior.is_some() { LEARNED_SEARCH } else { SEARCH };
+        let found =
+            search(self.problem, slice::from_ref(&start.plan), limits, None, &mut |_| ControlFlow::Continue(()));
+        let by = if self.learned { LEARNED_SEARCH } else { SEARCH };
         let Found { plan, prediction, .. } = found;
         self.offer(by, Planned { plan, prediction, decisions: start.decisions, decide_ns: 0 });
     }

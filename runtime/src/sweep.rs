@@ -63,6 +63,13 @@ impl<'a> Sweep<'a> {
         sweep
     }
 
+    /// Starts anew, from another plan.
+    pub fn restart(&mut self, plan: &Plan) {
+        self.plan.clone_from(plan);
+        self.decisions = 0;
+        self.advance(OnPressure::Stop(self.problem.actions));
+    }
+
     /// The pressure point where the sweep stands, or none when nothing more can or need be decided.
     pub fn pressure(&self) -> Option<Pressure<'_>> {
         self.pressed.map(|(operator, deficit_bytes)| Pressure {

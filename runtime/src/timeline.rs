@@ -159,6 +159,17 @@ struct Slab {
     members: Vec<StorageId>,
 }
 
+/// Windows that two plans treat differently.
+fn differences<'p>(one: &'p [Action], other: &'p [Action]) -> impl Iterator<Item = WindowId> + 'p {
+    const STRIDE: usize = 64;
+    let strides = (0..).zip(one.chunks(STRIDE).zip(other.chunks(STRIDE)));
+    strides.filter(|(_, (one, other))| one != other).flat_map(|(stride, (one, other))| {
+        let first = stride * STRIDE as u32;
+        let windows = (first..).map(WindowId).zip(one.iter().zip(other));
+        windows.filter(|(_, (one, other))| one != other).map(|(window, _)| window)
+    })
+}
+
 /// The predictor for one trace and its slow tiers. Reusable: a run allocates nothing once its buffers have grown.
 pub struct Timeline<'a> {
     trace: &'a Trace,
@@ -184,6 +195,8 @@ pub struct Timeline<'a> {
     stack: Vec<OperatorId>,
 
     prefetches: Prefetches,
+    /// The budget that prefetches were decided for.
+    prefetches_for_bytes: Option<u64>,
     last_run: LastRun,
     base: Base,
     /// Whether the run under way is to be the base of changes.
@@ -217,6 +230,7 @@ impl<'a> Timeline<'a> {
             version_locks: vec![0; versions],
             stack: Vec::new(),
             prefetches: Prefetches::new(trace.operators.len(), lineage.windows().len()),
+            prefetches_for_bytes: None,
             last_run: LastRun::new(trace.operators.len()),
             base: Base::new(trace.operators.len()),
             leaves_base: false,
@@ -313,16 +327,37 @@ impl<'a> Timeline<'a> {
         self.budget_bytes = budget_bytes;
         self.on_pressure = on_pressure;
         self.base.forget();
-        self.actions.copy_from_slice(plan.actions());
-        if !self.placement.is_unlimited() {
-            self.asked = plan.clone();
-            self.placement.decide(self.trace, self.lineage, &mut self.actions);
-        }
-        let Self { lineage, ref copies, ref placement, .. } = *self;
-        self.prefetches.decide(Facts { lineage, copies, placement }, &self.actions, budget_bytes);
+        self.decide_prefetches(plan);
         self.note_agenda();
         self.operator = self.start();
         self.run_on()
+    }
+
+    /// Decides when `plan` prefetches: anew, or where the last plan was the same but for one window, from there on.
+    fn decide_prefetches(&mut self, plan: &Plan) {
+        let Self { lineage, budget_bytes, ref copies, .. } = *self;
+        let asked_again = self.prefetches_for_bytes.replace(budget_bytes) == Some(budget_bytes);
+        if asked_again && self.placement.is_unlimited() {
+            let mut changed = differences(&self.actions, plan.actions());
+            let (first, second) = (changed.next(), changed.next());
+            drop(changed);
+            if second.is_none() {
+                let Some(window) = first else { return };
+                let action = plan.action(window);
+                let was = std::mem::replace(&mut self.actions[window.index()], action);
+                let facts = Facts { lineage, copies, placement: &self.placement };
+                self.prefetches.change(facts, window, was, &self.actions, budget_bytes);
+                self.prefetches.commit();
+                return;
+            }
+        }
+        self.actions.copy_from_slice(plan.actions());
+        if !self.placement.is_unlimited() {
+            self.asked = plan.clone();
+            self.placement.decide(self.trace, lineage, &mut self.actions);
+        }
+        let facts = Facts { lineage, copies, placement: &self.placement };
+        self.prefetches.decide(facts, &self.actions, budget_bytes);
     }
 
     /// Runs from the operator at hand to the end, or to where something must be chosen first.

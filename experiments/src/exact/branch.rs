@@ -10,6 +10,7 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use plimsoll_runtime::lineage::WindowId;
+use plimsoll_runtime::timeline::CHANGES_MAX;
 use plimsoll_runtime::{Action, Plan, Prediction, Problem, Timeline};
 
 use super::highs::{Answer, Highs, HighsError, Solver};
@@ -19,6 +20,10 @@ use super::program::Program;
 pub struct Incumbent<'a> {
     problem: Problem<'a>,
     timeline: Timeline<'a>,
+    /// The plan that the timeline predicts changes of.
+    base: Plan,
+    /// How the plan at hand differs from it.
+    changes: Vec<(WindowId, Action)>,
     /// The least bytes over the budget, then the least makespan.
     pub plan: Plan,
     /// What the timeline says of it.
@@ -30,13 +35,21 @@ impl<'a> Incumbent<'a> {
     pub fn new(problem: Problem<'a>) -> Self {
         let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
         let plan = Plan::keep_all(problem.lineage.windows().len());
-        let prediction = timeline.predict(&plan, problem.budget_bytes);
-        Incumbent { problem, timeline, plan, prediction }
+        let prediction = timeline.rebase(&plan, problem.budget_bytes);
+        Incumbent { problem, timeline, base: plan.clone(), changes: Vec::new(), plan, prediction }
     }
 
-    /// Predicts `plan` and takes it if it is better.
+    /// Predicts `plan` as it differs from the one offered before, and takes it if it is better.
     pub fn offer(&mut self, plan: &Plan) {
-        let prediction = self.timeline.predict(plan, self.problem.budget_bytes);
+        let windows = (0..).map(WindowId).zip(self.base.actions().iter().zip(plan.actions()));
+        self.changes.clear();
+        self.changes.extend(windows.filter(|(_, (was, is))| was != is).map(|(window, (_, &is))| (window, is)));
+        let prediction = if self.changes.len() <= CHANGES_MAX {
+            self.timeline.predict_changes(&self.changes)
+        } else {
+            self.base.clone_from(plan);
+            self.timeline.rebase(plan, self.problem.budget_bytes)
+        };
         let rank = |prediction: &Prediction| (prediction.over_budget_bytes, prediction.makespan_ns);
         if rank(&prediction) < rank(&self.prediction) {
             self.plan.clone_from(plan);

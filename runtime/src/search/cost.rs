@@ -59,6 +59,27 @@ impl<'a> Judge<'a> {
         prediction
     }
 
+    /// Predicts `plan` and makes it the base of changes.
+    pub(crate) fn rebase(&mut self, plan: &Plan) -> Prediction {
+        self.evaluations += 1;
+        let prediction = self.timeline.rebase(plan, self.problem.budget_bytes);
+        self.note(plan, &prediction);
+        prediction
+    }
+
+    /// Predicts `plan`, which is the base with `changes`.
+    pub(crate) fn predict_changes(&mut self, plan: &Plan, changes: &[(WindowId, Action)]) -> Prediction {
+        self.evaluations += 1;
+        let prediction = self.timeline.predict_changes(changes);
+        self.note(plan, &prediction);
+        prediction
+    }
+
+    /// Makes the base with `changes` the base.
+    pub(crate) fn accept_changes(&mut self, changes: &[(WindowId, Action)]) {
+        self.timeline.accept_changes(changes);
+    }
+
     /// Remembers `plan` if it is the best so far.
     pub(crate) fn note(&mut self, plan: &Plan, prediction: &Prediction) {
         if rank(prediction) < rank(&self.best_prediction) {

@@ -41,8 +41,13 @@ pub(super) struct Walk<'a, 'b> {
     plan: Plan,
     prediction: Prediction,
     curve: Vec<Improvement>,
+    /// Whether the judge's base is another plan than the one at hand.
+    astray: bool,
     /// The move at hand: windows and what they were.
     changed: Vec<(WindowId, Action)>,
+    /// … and what they become.
+    becoming: Vec<(WindowId, Action)>,
+    sweep: Sweep<'a>,
     /// Weights of windows, running total.
     drawn: Vec<(f32, WindowId)>,
     ended: bool,
@@ -65,7 +70,10 @@ impl<'a, 'b> Walk<'a, 'b> {
             plan,
             prediction,
             curve: Vec::new(),
+            astray: true,
             changed: Vec::new(),
+            becoming: Vec::new(),
+            sweep: Sweep::new(problem, Plan::keep_all(problem.lineage.windows().len())),
             drawn: Vec::new(),
             ended: false,
         }
@@ -92,18 +100,25 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     fn start_from(&mut self, start: &Plan) {
         self.plan.clone_from(start);
-        self.prediction = self.predict();
+        self.stand();
         if self.prediction.over_budget_bytes > 0 {
             self.resweep(0.0);
         }
     }
 
-    /// Predicts the plan at hand, and takes it down if it is the best.
-    fn predict(&mut self) -> Prediction {
+    /// Makes the plan at hand the judge's base, and takes it down if it is the best.
+    fn stand(&mut self) {
         let before = self.judge.best().1;
-        let prediction = self.judge.predict(&self.plan);
+        self.prediction = self.judge.rebase(&self.plan);
+        self.astray = false;
         self.take_down(before);
-        prediction
+    }
+
+    /// Goes to another plan.
+    fn go_to(&mut self, plan: &Plan, prediction: Prediction) {
+        self.plan.clone_from(plan);
+        self.prediction = prediction;
+        self.astray = true;
     }
 
     /// Takes down that there is a better plan than the one that `before` was predicted of.
@@ -144,6 +159,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let (best, prediction) = self.judge.best();
         self.plan.clone_from(best);
         self.prediction = prediction;
+        self.astray = true;
     }
 
     /// Keeps every window whose eviction is not worth it, least bytes first.
@@ -155,6 +171,9 @@ impl<'a, 'b> Walk<'a, 'b> {
         for id in evicted {
             if self.ended || self.judge.evaluations >= self.limits.evaluations {
                 return;
+            }
+            if self.astray {
+                self.stand();
             }
             self.change(id, Action::Keep);
             self.settle(0.0);
@@ -178,6 +197,9 @@ impl<'a, 'b> Walk<'a, 'b> {
                 temperature = HOT * scale * (COLD / HOT).powf(share);
             }
             moves += 1;
+            if self.astray {
+                self.stand();
+            }
             if moves.is_multiple_of(REGION_INTERVAL) {
                 self.move_region(temperature);
             } else if self.propose() {
@@ -195,8 +217,14 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// Evaluates the move at hand and takes it or takes it back.
     fn settle(&mut self, temperature: f64) {
-        let after = self.predict();
+        let Walk { plan, changed, becoming, judge, .. } = self;
+        becoming.clear();
+        becoming.extend(changed.iter().map(|&(window, _)| (window, plan.action(window))));
+        let before = judge.best().1;
+        let after = judge.predict_changes(plan, becoming);
+        self.take_down(before);
         if self.accepts(self.judge.cost(&self.prediction), self.judge.cost(&after), temperature) {
+            self.judge.accept_changes(&self.becoming);
             self.prediction = after;
             self.changed.clear();
         } else {
@@ -378,17 +406,19 @@ impl<'a, 'b> Walk<'a, 'b> {
         self.resweep(noise);
         let (old, new) = (self.judge.cost(&before.1), self.judge.cost(&self.prediction));
         if !self.accepts(old, new, temperature) {
-            (self.plan, self.prediction) = before;
+            self.go_to(&before.0, before.1);
         }
     }
 
     /// Lets a sweep make the plan at hand fit, cheapest price per byte first, prices being multiplied by noise.
     fn resweep(&mut self, noise: f32) {
         let mut policy = NoisyPrice::new(SplitMix64::new(self.random.next()), noise);
-        let mut sweep = Sweep::new(self.problem, self.plan.clone());
+        let sweep = &mut self.sweep;
+        sweep.restart(&self.plan);
         sweep.decide(&mut policy);
         self.plan.clone_from(sweep.plan());
         self.prediction = sweep.prediction();
+        self.astray = true;
         self.judge.evaluations += 1 + sweep.decisions() as u64;
         let before = self.judge.best().1;
         self.judge.note(&self.plan, &self.prediction);
