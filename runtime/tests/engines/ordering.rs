@@ -326,15 +326,18 @@ fn the_engine_survives_every_order_that_a_device_may_choose() {
     assert!(refusals > 100 && host_waits > 100, "the limit was not felt: {refusals} refusals, {host_waits} host waits");
 }
 
+/// Programs among which there is one that notices a wait left out.
+const PROGRAMS_MAX: u64 = 2000;
+
 #[test]
 fn each_wait_left_out_is_found() {
     let waits = [(OUT, COMPUTE), (OUT, BACK), (BACK, COMPUTE), (BACK, OUT), (COMPUTE, OUT), (COMPUTE, BACK)];
     let waits = waits.map(|(waiting, on)| Sabotage::NoWait { waiting, on });
     let marks = [COMPUTE, OUT, BACK].map(|on| Sabotage::EarlyMark { on });
     for sabotage in waits.into_iter().chain(marks).chain([Sabotage::NoSynchronize]) {
-        let found = (0..60).filter(|&seed| !violations(seed, |device| device.sabotage(sabotage)).is_empty()).count();
-        assert!(found > 0, "{sabotage:?} makes no difference in 60 programs");
-        println!("{sabotage:?}: found by {found} of 60 programs");
+        let found = (0..PROGRAMS_MAX).find(|&seed| !violations(seed, |device| device.sabotage(sabotage)).is_empty());
+        let Some(seed) = found else { panic!("{sabotage:?} makes no difference in {PROGRAMS_MAX} programs") };
+        println!("{sabotage:?}: found by program {seed}");
     }
 }
 
