@@ -110,7 +110,22 @@ fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
+/// Keeps memory that is freed for what is allocated next. Loops and training free and allocate the same blocks over and
+/// over; where the C library gives large ones back to the system in between, an iteration pays for every page that it
+/// touches anew, and the less the smaller its peak: a cost of having a CPU for a device, which no plan can be told.
+fn keep_freed_memory() {
+    /// The largest that the C library takes.
+    const MMAP_THRESHOLD_BYTES: i32 = 32 << 20;
+    // SAFETY: sets two parameters of the C allocator.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
+}
+
 fn main() -> std::process::ExitCode {
+    keep_freed_memory();
     match run(Arguments::parse().command) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {

@@ -95,7 +95,6 @@ type Pupil = dyn LearnsFrom<TaughtEnvironment>;
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
-    keep_freed_memory();
     let mut config = FamilyConfig::load(&arguments.config)?;
     let machines = machines(&config, &arguments)?;
     let state = beside(&arguments.out, "state");
@@ -150,17 +149,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     );
     println!("{}: its course, for TensorBoard", log.path().display());
     Ok(())
-}
-
-/// Training frees and allocates the same blocks over and over; giving them back to the system in between costs a third
-/// of the time.
-fn keep_freed_memory() {
-    // SAFETY: sets two parameters of the C allocator.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
-    }
 }
 
 /// The learner that the flags ask for, a new one or the one that was interrupted, and the evaluations that its teacher
