@@ -90,6 +90,33 @@ pub(crate) fn require(key: &'static str, holds: bool, expected: &'static str, fo
     if holds { Ok(()) } else { Err(ConfigError { key, expected, found }) }
 }
 
+/// Refuses the first of `counts` that is none.
+pub(crate) fn require_counts(counts: &[(&'static str, usize)]) -> Result<(), ConfigError> {
+    counts.iter().try_for_each(|&(key, count)| require(key, count >= 1, "at least 1", count as f64))
+}
+
+/// Refuses the first of `values` that is not finite and above 0.
+pub(crate) fn require_positive(values: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+    let holds = |value: f64| value > 0.0 && value.is_finite();
+    values.iter().try_for_each(|&(key, value)| require(key, holds(value), "a finite number above 0", value))
+}
+
+/// Refuses the first of `values` that is not finite, or below 0.
+pub(crate) fn require_not_negative(values: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+    let holds = |value: f64| value >= 0.0 && value.is_finite();
+    values.iter().try_for_each(|&(key, value)| require(key, holds(value), "a finite number of at least 0", value))
+}
+
+/// Refuses the first of `shares` that is none of a whole.
+pub(crate) fn require_shares(shares: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+    shares.iter().try_for_each(|&(key, share)| require(key, (0.0..=1.0).contains(&share), "0 to 1", share))
+}
+
+/// A learning rate that falls linearly, to zero after the last of `updates`, at an update counted from 0.
+pub(crate) fn annealed(learning_rate: f64, update: usize, updates: usize) -> f64 {
+    learning_rate * updates.saturating_sub(update) as f64 / updates as f64
+}
+
 /// Refuses a width that no hidden layer has.
 pub(crate) fn require_width(key: &'static str, width: usize) -> Result<(), ConfigError> {
     require(key, (1..=HIDDEN_MAX).contains(&width), "1 to 1024", width as f64)
@@ -98,36 +125,27 @@ pub(crate) fn require_width(key: &'static str, width: usize) -> Result<(), Confi
 impl PpoConfig {
     /// Checks the range of every hyperparameter.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let counts = [
+        require_counts(&[
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),
             ("episodes_per_instance", self.episodes_per_instance),
             ("epochs", self.epochs),
             ("minibatches", self.minibatches),
-        ];
-        for (key, count) in counts {
-            require(key, count >= 1, "at least 1", count as f64)?;
-        }
+        ])?;
         for (key, width) in [("hidden", self.hidden), ("critic_hidden", self.critic_hidden)] {
             require_width(key, width)?;
         }
-        for (key, share) in [("discount", self.discount), ("gae_lambda", self.gae_lambda)] {
-            require(key, (0.0..=1.0).contains(&share), "0 to 1", f64::from(share))?;
-        }
-        let positive =
-            [("learning_rate", self.learning_rate), ("clip", self.clip), ("gradient_norm_max", self.gradient_norm_max)];
-        for (key, value) in positive {
-            require(key, value > 0.0 && value.is_finite(), "a finite number above 0", value)?;
-        }
-        let not_negative = [
+        require_shares(&[("discount", self.discount.into()), ("gae_lambda", self.gae_lambda.into())])?;
+        require_positive(&[
+            ("learning_rate", self.learning_rate),
+            ("clip", self.clip),
+            ("gradient_norm_max", self.gradient_norm_max),
+        ])?;
+        require_not_negative(&[
             ("value_coefficient", self.value_coefficient),
             ("entropy_coefficient", self.entropy_coefficient),
             ("target_kl", self.target_kl),
-        ];
-        for (key, value) in not_negative {
-            require(key, value >= 0.0 && value.is_finite(), "a finite number of at least 0", value)?;
-        }
-        Ok(())
+        ])
     }
 
     /// The learning rate of an update, counted from 0.

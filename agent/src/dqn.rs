@@ -27,7 +27,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, require, require_width};
+use crate::config::{ConfigError, annealed, require_counts, require_positive, require_shares, require_width};
 use crate::export::network_weights;
 use crate::gradients::{Diverged, SHARD_TRANSITIONS, clip_norm, of_shards};
 use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
@@ -96,31 +96,25 @@ impl Default for DqnConfig {
 impl DqnConfig {
     /// Checks the range of every hyperparameter.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let counts = [
+        require_counts(&[
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),
             ("memory", self.memory),
             ("steps_per_update", self.steps_per_update),
             ("minibatch", self.minibatch),
             ("target_interval", self.target_interval),
-        ];
-        for (key, count) in counts {
-            require(key, count >= 1, "at least 1", count as f64)?;
-        }
+        ])?;
         require_width("hidden", self.hidden)?;
-        for (key, value) in [("learning_rate", self.learning_rate), ("gradient_norm_max", self.gradient_norm_max)] {
-            require(key, value > 0.0 && value.is_finite(), "a finite number above 0", value)?;
-        }
-        let shares = [
-            ("discount", f64::from(self.discount)),
+        require_positive(&[("learning_rate", self.learning_rate), ("gradient_norm_max", self.gradient_norm_max)])?;
+        require_shares(&[
+            ("discount", self.discount.into()),
             ("exploring_share", self.exploring_share),
             ("exploration_min", self.exploration_min),
-        ];
-        shares.into_iter().try_for_each(|(key, share)| require(key, (0.0..=1.0).contains(&share), "0 to 1", share))
+        ])
     }
 
     fn learning_rate_at(&self, update: usize) -> f64 {
-        self.learning_rate * self.updates.saturating_sub(update) as f64 / self.updates as f64
+        annealed(self.learning_rate, update, self.updates)
     }
 
     /// The probability of a random choice in an update, counted from 0.
@@ -417,8 +411,7 @@ where
             returns.push(total);
             self.memory.add(steps, config.memory);
             if update < config.normaliser_updates {
-                let rows = seen.iter().flat_map(|observation| observation.features.chunks_exact(FEATURES));
-                rows.for_each(|row| self.header.spread.absorb(row));
+                seen.iter().for_each(|observation| self.header.spread.absorb(&observation.features));
             }
         }
         let [loss, gradient_norm] = self.improve().map_err(|Diverged| {

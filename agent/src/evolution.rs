@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::bits;
-use crate::config::{ConfigError, require, require_width};
+use crate::config::{ConfigError, annealed, require_counts, require_not_negative, require_positive, require_width};
 use crate::export::network_weights;
 use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
@@ -72,21 +72,18 @@ impl Default for EvolutionConfig {
 impl EvolutionConfig {
     /// Checks the range of every hyperparameter.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let counts =
-            [("updates", self.updates), ("pairs", self.pairs), ("instances_per_update", self.instances_per_update)];
-        for (key, count) in counts {
-            require(key, count >= 1, "at least 1", count as f64)?;
-        }
+        require_counts(&[
+            ("updates", self.updates),
+            ("pairs", self.pairs),
+            ("instances_per_update", self.instances_per_update),
+        ])?;
         require_width("hidden", self.hidden)?;
-        for (key, value) in [("deviation", self.deviation), ("learning_rate", self.learning_rate)] {
-            require(key, value > 0.0 && value.is_finite(), "a finite number above 0", value)?;
-        }
-        let decay = self.weight_decay;
-        require("weight_decay", decay >= 0.0 && decay.is_finite(), "a finite number of at least 0", decay)
+        require_positive(&[("deviation", self.deviation), ("learning_rate", self.learning_rate)])?;
+        require_not_negative(&[("weight_decay", self.weight_decay)])
     }
 
     fn learning_rate_at(&self, update: usize) -> f64 {
-        self.learning_rate * self.updates.saturating_sub(update) as f64 / self.updates as f64
+        annealed(self.learning_rate, update, self.updates)
     }
 }
 
@@ -210,10 +207,8 @@ impl Evolution {
         for instance in 0..self.config.instances_per_update {
             let reset = reset_seed(self.seed, self.course.updates_done, instance);
             let spread = &mut self.course.spread;
-            play_greedily(environment, reset, &mut sampler, |observation| {
-                observation.features.chunks_exact(FEATURES).for_each(|row| spread.absorb(row));
-            })
-            .map_err(TrainError::Environment)?;
+            play_greedily(environment, reset, &mut sampler, |observation| spread.absorb(&observation.features))
+                .map_err(TrainError::Environment)?;
         }
         Ok(())
     }

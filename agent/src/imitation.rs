@@ -17,14 +17,13 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor};
 use plimsoll_env::environment::{Observation, Taught};
 use plimsoll_runtime::network::{LOGITS, NetworkWeights, Normaliser, WeightsError};
-use plimsoll_runtime::observation::FEATURES;
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, require, require_width};
+use crate::config::{ConfigError, annealed, require_counts, require_positive, require_shares, require_width};
 use crate::export::network_weights;
 use crate::gradients::{Diverged, clip_norm, of_shards};
 use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
@@ -80,24 +79,19 @@ impl Default for ImitationConfig {
 impl ImitationConfig {
     /// Checks the range of every hyperparameter.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let counts = [
+        require_counts(&[
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),
             ("epochs", self.epochs),
             ("minibatches", self.minibatches),
-        ];
-        for (key, count) in counts {
-            require(key, count >= 1, "at least 1", count as f64)?;
-        }
+        ])?;
         require_width("hidden", self.hidden)?;
-        for (key, value) in [("learning_rate", self.learning_rate), ("gradient_norm_max", self.gradient_norm_max)] {
-            require(key, value > 0.0 && value.is_finite(), "a finite number above 0", value)?;
-        }
-        require("guided_share", (0.0..=1.0).contains(&self.guided_share), "0 to 1", self.guided_share)
+        require_positive(&[("learning_rate", self.learning_rate), ("gradient_norm_max", self.gradient_norm_max)])?;
+        require_shares(&[("guided_share", self.guided_share)])
     }
 
     fn learning_rate_at(&self, update: usize) -> f64 {
-        self.learning_rate * self.updates.saturating_sub(update) as f64 / self.updates as f64
+        annealed(self.learning_rate, update, self.updates)
     }
 
     /// How likely the teacher decides at a pressure point of an update, counted from 0.
@@ -257,8 +251,7 @@ where
             lessons.extend(of_instance.lessons);
         }
         if update < self.header.config.normaliser_updates {
-            let rows = lessons.iter().flat_map(|lesson| lesson.observation.features.chunks_exact(FEATURES));
-            rows.for_each(|row| self.header.spread.absorb(row));
+            lessons.iter().for_each(|lesson| self.header.spread.absorb(&lesson.observation.features));
         }
         let normaliser = self.header.spread.normaliser();
         let [loss, gradient_norm] =

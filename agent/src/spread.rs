@@ -35,19 +35,21 @@ impl FeatureSpread {
         FeatureSpread { given: Some(normaliser), ..FeatureSpread::new() }
     }
 
-    /// Takes one candidate in. `row` is `[FEATURES]`.
+    /// Takes the candidates of an observation in, one after another. `features` is `[candidates, FEATURES]`.
     ///
     /// Welford, *Note on a Method for Calculating Corrected Sums of Squares and Products* (1962).
-    pub(crate) fn absorb(&mut self, row: &[f32]) {
+    pub(crate) fn absorb(&mut self, features: &[f32]) {
         if self.given.is_some() {
             return;
         }
-        self.candidates += 1;
-        let share = 1.0 / self.candidates as f64;
-        for ((&value, mean), deviation) in row.iter().zip(&mut self.mean).zip(&mut self.deviation) {
-            let before = f64::from(value) - *mean;
-            *mean += before * share;
-            *deviation += before * (f64::from(value) - *mean);
+        for row in features.chunks_exact(FEATURES) {
+            self.candidates += 1;
+            let share = 1.0 / self.candidates as f64;
+            for ((&value, mean), deviation) in row.iter().zip(&mut self.mean).zip(&mut self.deviation) {
+                let before = f64::from(value) - *mean;
+                *mean += before * share;
+                *deviation += before * (f64::from(value) - *mean);
+            }
         }
     }
 

@@ -7,7 +7,6 @@ use burn::optim::{AdamConfig, ModuleOptimizer};
 use burn::tensor::Device;
 use plimsoll_env::environment::Environment;
 use plimsoll_runtime::network::{NetworkWeights, WeightsError};
-use plimsoll_runtime::observation::FEATURES;
 
 use crate::config::{ConfigError, PpoConfig};
 use crate::export::network_weights;
@@ -54,9 +53,7 @@ impl Trainer {
     /// it is done for the first updates only.
     fn absorb(&mut self, episodes: &[Episode]) {
         for transition in episodes.iter().flat_map(|episode| &episode.transitions) {
-            for row in transition.observation.features.chunks_exact(FEATURES) {
-                self.header.spread.absorb(row);
-            }
+            self.header.spread.absorb(&transition.observation.features);
         }
     }
 

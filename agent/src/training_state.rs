@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Burnpack, because it keeps the ids of the parameters, by which Adam's moments are found again. Evolution strategies
-//! have no such tensors: all of their state is the JSON. Deep Q-learning has a fourth part, its memory. Numbers of double precision stand in it as their bits,
-//! for a decimal may come back as its neighbour.
+//! have no such tensors: all of their state is the JSON, in which numbers of double precision stand as their bits, for a
+//! decimal may come back as its neighbour. Deep Q-learning has another network and one more part, its memory.
 
 use std::io;
 use std::path::{Path, PathBuf};

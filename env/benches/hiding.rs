@@ -12,17 +12,14 @@
 #[path = "support/paired.rs"]
 mod paired;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use paired::{Ratios, Spent, wanted};
+use paired::{Ratios, Spent, built, wanted};
 use plimsoll_env::Instance;
-use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{Executor, HostEngine, Session};
 use plimsoll_runtime::{ActionSet, Lineage, Link, Planned, Timeline};
-use tch::Device;
 
 const TURNS: usize = 40;
 /// Shares of the keep-all peak that are tried, from the top.
@@ -38,12 +35,8 @@ fn main() {
     let threads = std::env::var("PLIMSOLL_THREADS").map_or(1, |threads| threads.parse().expect("a number of threads"));
     tch::set_num_threads(threads);
     for name in wanted(&["gpt-small", "resnet20"]) {
-        let family = if name.starts_with("gpt") { "gpt" } else { "resnet" };
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../configs/{family}.toml"));
-        let config = FamilyConfig::load(path).unwrap_or_else(|error| panic!("{error}"));
         let session = Session::install().expect("libtorch takes the interceptor");
-        let workload = config.workload(&name).unwrap_or_else(|error| panic!("{error}"));
-        measure(session, &name, workload.build(&name, Device::Cpu, 1).unwrap().as_mut());
+        measure(session, &name, built(&name).as_mut());
     }
 }
 

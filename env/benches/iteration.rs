@@ -12,15 +12,11 @@
 #[path = "support/paired.rs"]
 mod paired;
 
-use std::path::Path;
-
-use paired::{Ratios, Spent, wanted};
-use plimsoll_env::config::FamilyConfig;
+use paired::{Ratios, Spent, built, wanted};
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{Census, Executor, HostEngine, Session};
 use plimsoll_runtime::{Lineage, Link, Plan, Timeline};
-use tch::Device;
 
 const TURNS: usize = 60;
 /// Iterations of a block.
@@ -29,12 +25,8 @@ const BLOCK: usize = 4;
 fn main() {
     let threads = tch::get_num_threads();
     for name in wanted(&["gpt-small", "resnet20"]) {
-        let family = if name.starts_with("gpt") { "gpt" } else { "resnet" };
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../configs/{family}.toml"));
-        let config = FamilyConfig::load(path).unwrap_or_else(|error| panic!("{error}"));
         let session = Session::install().expect("libtorch takes the interceptor");
-        let workload = config.workload(&name).unwrap_or_else(|error| panic!("{error}"));
-        let mut workload = workload.build(&name, Device::Cpu, 1).unwrap();
+        let mut workload = built(&name);
         for threads in [1, threads] {
             tch::set_num_threads(threads);
             measure(session, &name, workload.as_mut());

@@ -17,6 +17,7 @@ mod members;
 mod online;
 mod patient;
 mod progress;
+mod provenance;
 mod results;
 mod served;
 mod svg;

@@ -3,9 +3,9 @@
 mod support;
 
 use plimsoll_runtime::allocators::{Model, Requests};
-use plimsoll_runtime::lineage::WindowId;
-use plimsoll_runtime::{Action, Lineage, Link, Plan, Timeline};
+use plimsoll_runtime::{Action, Lineage, Link, Timeline};
 use support::draw::Draw;
+use support::random_plan::random_plan;
 use support::random_trace::random_trace;
 
 #[test]
@@ -15,14 +15,8 @@ fn the_most_bytes_in_use_are_the_predicted_peak() {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, 40);
         let lineage = Lineage::of(&trace);
-        let mut plan = Plan::keep_all(lineage.windows().len());
-        for (index, window) in (0..).map(WindowId).zip(lineage.windows()) {
-            let action = if window.recomputable && draw.chance(60) { Action::Recompute } else { Action::Swap };
-            if draw.chance(60) {
-                plan.set(index, action);
-                evicted += 1;
-            }
-        }
+        let plan = random_plan(draw, &lineage);
+        evicted += plan.actions().iter().filter(|&&action| action != Action::Keep).count();
         let link = Link::symmetric(draw.pick(&[1e9, 1e11, 1e13]), draw.pick(&[0, 2_000]));
         let budget_bytes = lineage.keep_all_peak_bytes() * draw.within(10, 110) / 100;
         let (schedule, prediction) = Timeline::new(&trace, &lineage, link).schedule(&plan, budget_bytes);

@@ -2,10 +2,10 @@
 
 mod support;
 
-use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::timetable::{Activity, Lane, Timetable};
-use plimsoll_runtime::{Action, Lineage, Link, Plan, Timeline};
+use plimsoll_runtime::{Lineage, Link, Timeline};
 use support::draw::Draw;
+use support::random_plan::random_plan;
 use support::random_trace::random_trace;
 
 #[test]
@@ -15,13 +15,7 @@ fn a_timetable_adds_up_to_the_prediction() {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, 40);
         let lineage = Lineage::of(&trace);
-        let mut plan = Plan::keep_all(lineage.windows().len());
-        for (index, window) in (0..).map(WindowId).zip(lineage.windows()) {
-            let action = if window.recomputable && draw.chance(60) { Action::Recompute } else { Action::Swap };
-            if draw.chance(60) {
-                plan.set(index, action);
-            }
-        }
+        let plan = random_plan(draw, &lineage);
         let contention_ns_per_byte = draw.pick(&[0.0, 0.2]);
         let link = Link {
             contention_ns_per_byte,

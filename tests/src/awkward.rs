@@ -1,7 +1,7 @@
 //! A training loop with what makes placement hard: batch-norm, in-place activations, dropout, gradients accumulated
 //! over two micro-batches, a graph that is walked twice, clipped gradients, Adam. It can depart from what it does.
 
-use plimsoll_env::workload::Workload;
+use plimsoll_env::workload::{Workload, named_variables};
 use tch::nn::{self, Module, ModuleT, OptimizerConfig};
 use tch::{Device, Kind, Reduction, TchError, Tensor};
 
@@ -132,9 +132,7 @@ impl Workload for Awkward {
     }
 
     fn variables(&self) -> Vec<(String, Tensor)> {
-        let mut variables: Vec<_> = self.variables.variables().into_iter().collect();
-        variables.sort_by(|a, b| a.0.cmp(&b.0));
-        variables
+        named_variables(&self.variables)
     }
 
     fn trainable(&self) -> Vec<Tensor> {

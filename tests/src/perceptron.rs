@@ -1,6 +1,6 @@
 //! A training loop whose batches may change from iteration to iteration, and which can branch, fail and panic.
 
-use plimsoll_env::workload::Workload;
+use plimsoll_env::workload::{Workload, named_variables};
 use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -122,9 +122,7 @@ impl Workload for Perceptron {
     }
 
     fn variables(&self) -> Vec<(String, Tensor)> {
-        let mut variables: Vec<_> = self.variables.variables().into_iter().collect();
-        variables.sort_by(|a, b| a.0.cmp(&b.0));
-        variables
+        named_variables(&self.variables)
     }
 
     fn trainable(&self) -> Vec<Tensor> {

@@ -2,7 +2,7 @@
 //! mask; and no operator does what its schema does not say.
 
 use plimsoll_env::recording::record;
-use plimsoll_env::workload::Workload;
+use plimsoll_env::workload::{Workload, named_variables};
 use plimsoll_runtime::{Action, Lineage};
 use plimsoll_tests::beyond_tch::{Autocast, Moments, foreach_step, fused_step};
 use plimsoll_tests::{AsWorkload, Recorded, Stage, one_at_a_time, plan_by, random_plan, session};
@@ -90,9 +90,7 @@ impl Workload for Loop {
     }
 
     fn variables(&self) -> Vec<(String, Tensor)> {
-        let mut variables: Vec<_> = self.variables.variables().into_iter().collect();
-        variables.sort_by(|a, b| a.0.cmp(&b.0));
-        variables
+        named_variables(&self.variables)
     }
 
     fn trainable(&self) -> Vec<Tensor> {

@@ -189,20 +189,25 @@ impl CopyEngine for Switched {
     }
 }
 
+/// A runtime that swaps through `engine`, least recently used storages first.
+fn swapping(engine: impl CopyEngine + 'static, budget_bytes: u64) -> Runtime {
+    Runtime::builder()
+        .baseline("lru")
+        .actions(SWAP_ONLY)
+        .budget(Budget::bytes(budget_bytes))
+        .link(fast_link())
+        .engine(Box::new(engine))
+        .build()
+        .unwrap()
+}
+
 #[test]
 fn what_cannot_be_read_back_is_an_error_and_kept_until_it_can() {
     let _running = one_at_a_time();
     let untouched = Untouched::run(|| Perceptron::new(10), iterate, ITERATIONS);
     let broken = Arc::new(AtomicBool::new(false));
     let engine = Switched { inner: HostEngine::new(None), broken: Arc::clone(&broken) };
-    let mut runtime = Runtime::builder()
-        .baseline("lru")
-        .actions(SWAP_ONLY)
-        .budget(Budget::bytes(untouched.between(0.4)))
-        .link(fast_link())
-        .engine(Box::new(engine))
-        .build()
-        .unwrap();
+    let mut runtime = swapping(engine, untouched.between(0.4));
     let mut workload = Perceptron::new(10);
     // Nothing is planned yet: what is idle in the forward pass, momentum and gradients, goes out when bytes run out.
     let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 2);
@@ -224,14 +229,7 @@ fn what_dead_workers_have_left_in_the_slow_tier_comes_back_without_them() {
     let _running = one_at_a_time();
     let untouched = Untouched::run(|| Perceptron::new(11), iterate, ITERATIONS);
     let (engine, faults) = FaultyEngine::new(Box::new(HostEngine::new(None)));
-    let mut runtime = Runtime::builder()
-        .baseline("lru")
-        .actions(SWAP_ONLY)
-        .budget(Budget::bytes(untouched.between(0.4)))
-        .link(fast_link())
-        .engine(Box::new(engine))
-        .build()
-        .unwrap();
+    let mut runtime = swapping(engine, untouched.between(0.4));
     let mut workload = Perceptron::new(11);
     let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 2);
     faults.inject(copy::Call::Prefetch, 0, copy::Fault::WorkersDie);

@@ -1,10 +1,14 @@
 //! Two ways of running the same loop, compared on a machine that others use too: blocks of iterations take turns, and
 //! every block is compared with the one beside it.
 
+use std::path::Path;
 use std::time::Instant;
 
+use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::workload::Workload;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tch::Device;
 
 /// Resamplings of the bootstrap.
 const RESAMPLED: usize = 2_000;
@@ -66,6 +70,15 @@ fn thread_cpu_s() -> f64 {
     // SAFETY: the clock exists on Linux, and `now` is there to be written.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) }, 0);
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+}
+
+/// A workload of the gpt or the resnet family.
+pub fn built(name: &str) -> Box<dyn Workload> {
+    let family = if name.starts_with("gpt") { "gpt" } else { "resnet" };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../configs/{family}.toml"));
+    let config = FamilyConfig::load(path).unwrap_or_else(|error| panic!("{error}"));
+    let workload = config.workload(name).unwrap_or_else(|error| panic!("{error}"));
+    workload.build(name, Device::Cpu, 1).unwrap()
 }
 
 /// What was asked for behind `--`: workloads, or the ones of `else_these`.

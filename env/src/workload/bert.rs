@@ -13,7 +13,7 @@ use super::layers::{LayerNorm, UNJUDGED, apply, cross_entropy};
 use super::text::Text;
 use super::training::{Member, Task, Training};
 use super::transformer::{Block, BlockShape, NormAt, WEIGHTS, iteration_flops, linear};
-use super::{Implausible, require, require_learning_rate, require_share, require_sizes};
+use super::{Implausible, require, require_heads, require_learning_rate, require_share, require_sizes};
 
 /// Share of the characters that are to be predicted.
 const PREDICTED: f64 = 0.15;
@@ -51,7 +51,7 @@ impl Member for BertConfig {
             ("sequence", sequence),
             ("batch", batch),
         ])?;
-        require("heads", width % heads == 0, format!("must divide the width {width}, is {heads}"))?;
+        require_heads(heads, width)?;
         // A batch in which nothing is to be predicted has no loss.
         let characters = sequence * batch;
         require("batch", characters >= 32, format!("must give 32 characters or more, gives {characters}"))?;

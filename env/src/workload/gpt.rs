@@ -9,7 +9,7 @@ use super::layers::{LayerNorm, apply, cross_entropy};
 use super::text::Text;
 use super::training::{Member, Task, Training};
 use super::transformer::{Block, BlockShape, NormAt, WEIGHTS, iteration_flops, linear};
-use super::{Implausible, require, require_learning_rate, require_share, require_sizes};
+use super::{Implausible, require, require_heads, require_learning_rate, require_share, require_sizes};
 
 /// The size of a `gpt` workload and how it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ impl Member for GptConfig {
         let (least, most) = (Text::de_finibus().alphabet_size(), VOCABULARY_MAX);
         let rule = || format!("must be between {least} and {most}, is {}", vocabulary.unwrap_or(least));
         require("vocabulary", (least..=most).contains(&vocabulary.unwrap_or(least)), rule())?;
-        require("heads", width % heads == 0, format!("must divide the width {width}, is {heads}"))?;
+        require_heads(heads, width)?;
         require_share("dropout", dropout)?;
         require_learning_rate(learning_rate)
     }

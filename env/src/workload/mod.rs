@@ -43,6 +43,7 @@ pub use lstm::LstmConfig;
 pub use mobilenet::{MobilenetArch, MobilenetConfig};
 pub use pictures::PictureConfig;
 pub use resnet::{Arch, ResnetConfig};
+pub use training::named_variables;
 pub use unet::UnetConfig;
 pub use vgg::{VggArch, VggConfig};
 pub use vit::VitConfig;
@@ -103,6 +104,11 @@ fn require_sizes(sizes: &[(&'static str, i64)]) -> Result<(), Implausible> {
     sizes.iter().try_for_each(|&(key, size)| {
         require(key, (1..=SIZE_MAX).contains(&size), format!("must be between 1 and {SIZE_MAX}, is {size}"))
     })
+}
+
+/// Refuses a number of attention heads that features cannot be shared among.
+fn require_heads(heads: i64, width: i64) -> Result<(), Implausible> {
+    require("heads", width % heads == 0, format!("must divide the width {width}, is {heads}"))
 }
 
 /// Refuses a learning rate that teaches nothing.

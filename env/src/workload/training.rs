@@ -92,14 +92,19 @@ impl Workload for Loop {
     }
 
     fn variables(&self) -> Vec<(String, Tensor)> {
-        let mut variables: Vec<_> = self.training.variables.variables().into_iter().collect();
-        variables.sort_by(|a, b| a.0.cmp(&b.0));
-        variables
+        named_variables(&self.training.variables)
     }
 
     fn trainable(&self) -> Vec<Tensor> {
         self.training.variables.trainable_variables()
     }
+}
+
+/// The variables, in the order of their names: a store hands them out in any.
+pub fn named_variables(variables: &VarStore) -> Vec<(String, Tensor)> {
+    let mut variables: Vec<_> = variables.variables().into_iter().collect();
+    variables.sort_by(|a, b| a.0.cmp(&b.0));
+    variables
 }
 
 /// Variables and the optimizer that trains them.

@@ -12,7 +12,7 @@ use super::gratings::Gratings;
 use super::layers::{LayerNorm, apply, cross_entropy};
 use super::training::{Member, Task, Training};
 use super::transformer::{Block, BlockShape, NormAt, WEIGHTS, iteration_flops, linear};
-use super::{Implausible, require, require_learning_rate, require_share, require_sizes};
+use super::{Implausible, require, require_heads, require_learning_rate, require_share, require_sizes};
 
 /// The size of a `vit` workload and how it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl Member for VitConfig {
             ("classes", classes),
             ("batch", batch),
         ])?;
-        require("heads", width % heads == 0, format!("must divide the width {width}, is {heads}"))?;
+        require_heads(heads, width)?;
         require("patch", image_size % patch == 0, format!("must divide the image_size {image_size}, is {patch}"))?;
         require_share("dropout", dropout)?;
         require_learning_rate(learning_rate)

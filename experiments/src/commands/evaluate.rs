@@ -11,12 +11,12 @@ use plimsoll_runtime::file::{require_writable, write_whole};
 use serde::Serialize;
 
 use super::held_out::{self, HeldOutFlags, Request};
-use super::train::command_line;
 use crate::agreement::{Agreement, Point, scatter};
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::evaluation::{Comparison, broken_promises};
 use crate::loops::{LinkFlag, LoopFlags, emulated};
 use crate::progress;
+use crate::provenance::command_line;
 use crate::results::{PointResult, write_json};
 use crate::table::{Table, mib, percent};
 use crate::tensorboard::RunLog;

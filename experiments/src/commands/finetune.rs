@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -14,12 +14,12 @@ use plimsoll_env::units::{Budget, Link as Bandwidth};
 use plimsoll_env::{Domain, Instance, TorchEnvironment};
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::network::{Network, NetworkWeights};
-use plimsoll_runtime::policy_file::Provenance;
 use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, PolicyFile, plan};
 
-use super::train::{STEPS_MAX, command_line, commit, describe, scalars, watch_for_interrupt};
+use super::train::{STEPS_MAX, describe, scalars, watch_for_interrupt};
 use crate::loops::{LATENCY_NS, LoopFlags, bandwidth, build, emulated, open_device};
 use crate::progress;
+use crate::provenance::provenance_of;
 use crate::served::{Served, serve};
 use crate::table::percent;
 use crate::tensorboard::RunLog;
@@ -116,25 +116,16 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     log.flush()?;
     let weights = if verdict.is_better() { tuned } else { start.weights };
     let [before, after] = verdict.overheads;
-    let provenance = Provenance {
-        command: command_line(),
-        configuration: config.text.clone(),
-        seed: arguments.flags.seed,
-        commit: commit(),
-        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        training_seconds: started.elapsed().as_secs_f64(),
-        quality: [
-            ("measured_overhead_of_start", before),
-            ("measured_overhead_when_tuned", after),
-            ("measured_difference", verdict.difference),
-            ("measured_difference_standard_error", verdict.standard_error),
-            ("kept_the_start", f64::from(u8::from(!verdict.is_better()))),
-            ("reward_gap_mean", gap),
-            ("updates", pupil.updates_done() as f64),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into(),
-    };
+    let quality = [
+        ("measured_overhead_of_start", before),
+        ("measured_overhead_when_tuned", after),
+        ("measured_difference", verdict.difference),
+        ("measured_difference_standard_error", verdict.standard_error),
+        ("kept_the_start", f64::from(u8::from(!verdict.is_better()))),
+        ("reward_gap_mean", gap),
+        ("updates", pupil.updates_done() as f64),
+    ];
+    let provenance = provenance_of(&config, arguments.flags.seed, started, quality);
     PolicyFile { family: start.family, actions: start.actions, provenance, weights }.save(&arguments.out)?;
     println!(
         "{}: measured overhead {} before, {} after {} updates ({:+.2} ± {:.2} points): {}; rewards were measured {gap:+.3} \

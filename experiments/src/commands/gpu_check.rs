@@ -10,8 +10,8 @@ use plimsoll_env::device::{CudaDevice, DeviceName, cuda_devices};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::train::command_line;
 use crate::gpu_check::{Deadline, Findings, Part, Request, Step, member, schedule};
+use crate::provenance::command_line;
 use crate::results::write_json;
 
 /// How often a part is looked after.

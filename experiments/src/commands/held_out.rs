@@ -12,7 +12,6 @@ use plimsoll_runtime::file::require_writable;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::train::{command_line, commit};
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::held_out::{
     Contest, Contestant, Field, Judged, Known, MakePolicy, PointReport, Skipped, Summary, grid, print, spread_evenly,
@@ -21,6 +20,7 @@ use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
 use crate::members;
 use crate::progress;
+use crate::provenance::{command_line, commit};
 use crate::results::write_json;
 
 /// How the names of held-out figures begin in a policy's file.

@@ -14,10 +14,10 @@ use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime, Session};
 use serde::Serialize;
 
-use super::train::command_line;
 use crate::chosen::Chosen;
 use crate::loops::{LinkFlag, LoopFlags, Untouched, build, open_device};
 use crate::progress;
+use crate::provenance::command_line;
 use crate::results::write_json;
 use crate::table::{Table, mib, percent};
 use crate::tiers::{OpenTiers, TierFlags};

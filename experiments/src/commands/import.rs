@@ -12,7 +12,7 @@ use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::import::pytorch_trace::{self, Times};
 use plimsoll_runtime::import::simrd;
 
-use crate::table::{mib, milliseconds};
+use super::record::save;
 
 /// The first bytes of a file that gzip made.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -76,16 +76,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         ),
     };
     let trace = trace.with_context(|| arguments.file.display().to_string())?;
-    trace.save(&arguments.out)?;
-    println!(
-        "{}: {} operators, {} storages, peak {} MiB, makespan {} ms",
-        arguments.out.display(),
-        trace.operators.len(),
-        trace.storages.len(),
-        mib(trace.peak_bytes),
-        milliseconds(trace.makespan_ns),
-    );
-    Ok(())
+    save(&trace, &arguments.out)
 }
 
 /// The trace that a log of simrd is, named after the file and of the family `simrd`.

@@ -1,6 +1,6 @@
 //! `plimsoll record`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -74,10 +74,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 fn record_one(config: &FamilyConfig, name: &str, arguments: &Arguments) -> anyhow::Result<()> {
     require_writable(&arguments.out)?;
     let trace = RecordedLoop::open(config, name, &arguments.flags, arguments.iterations)?.trace;
-    trace.save(&arguments.out)?;
+    save(&trace, &arguments.out)
+}
+
+/// Saves a trace, and says what it holds.
+pub fn save(trace: &Trace, path: &Path) -> anyhow::Result<()> {
+    trace.save(path)?;
     println!(
         "{}: {} operators, {} storages, peak {} MiB, makespan {} ms",
-        arguments.out.display(),
+        path.display(),
         trace.operators.len(),
         trace.storages.len(),
         mib(trace.peak_bytes),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -15,7 +15,6 @@ use plimsoll_agent::{
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::{Domain, TaughtEnvironment};
-use plimsoll_runtime::policy_file::Provenance;
 use plimsoll_runtime::{PolicyFile, Trace};
 use serde_json::Value;
 
@@ -23,6 +22,7 @@ use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
 use crate::machine::Machine;
 use crate::members::{self, Recorded};
 use crate::progress;
+use crate::provenance::{command_line, provenance_of};
 use crate::tensorboard::{Hyperparameter, RunLog};
 
 /// Updates between two validations.
@@ -125,20 +125,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         bail!("interrupted after {} updates; --resume goes on from {}", trainer.updates_done(), state.display());
     }
     let best = trainer.best().context("no update was validated")?;
-    let provenance = Provenance {
-        command: command_line(),
-        configuration: config.text.clone(),
-        seed: arguments.flags.seed,
-        commit: commit(),
-        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        training_seconds: started.elapsed().as_secs_f64(),
-        quality: [
-            ("validation_return".to_owned(), best.validation_return),
-            ("best_after_updates".to_owned(), best.updates_done as f64),
-            ("updates".to_owned(), trainer.updates_done() as f64),
-        ]
-        .into(),
-    };
+    let quality = [
+        ("validation_return", best.validation_return),
+        ("best_after_updates", best.updates_done as f64),
+        ("updates", trainer.updates_done() as f64),
+    ];
+    let provenance = provenance_of(&config, arguments.flags.seed, started, quality);
     let validation_return = best.validation_return;
     trainer.policy_file(&family, config.evaluation.actions, provenance)?.save(&arguments.out)?;
     println!(
@@ -424,20 +416,4 @@ pub fn scalars(report: &UpdateReport) -> impl Iterator<Item = (&'static str, f64
         ("transitions_per_second", report.transitions_per_second()),
     ];
     common.into_iter().chain(report.details.iter().copied())
-}
-
-/// The command line, as it was given.
-pub fn command_line() -> String {
-    let mut words = std::env::args();
-    words.next();
-    std::iter::once("plimsoll".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
-}
-
-/// The commit of the tree that the command runs in, where there is one.
-pub fn commit() -> String {
-    let output = std::process::Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    match output {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-        _ => "unknown".to_owned(),
-    }
 }

@@ -5,6 +5,7 @@ pub mod draw;
 pub mod interpreter;
 pub mod oracle;
 pub mod problems;
+pub mod random_plan;
 pub mod random_trace;
 pub mod realistic;
 pub mod script;
