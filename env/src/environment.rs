@@ -4,7 +4,8 @@ use plimsoll_runtime::observation::{FEATURES, Pressure};
 use plimsoll_runtime::plan::Action;
 use plimsoll_runtime::policy::Choice;
 
-/// What the agent sees: the candidates of one pressure point.
+/// What the agent sees: the candidates of one pressure point. Where waiting may be chosen, one row more stands for that, as
+/// the swap of a candidate would.
 ///
 /// It is empty when an episode is over.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,17 +19,14 @@ pub struct Observation {
 impl Observation {
     /// Copies what a policy would see at `pressure`.
     pub fn of(pressure: &Pressure<'_>) -> Self {
+        let candidates = pressure.candidates.iter().map(|candidate| [candidate.can_swap, candidate.can_recompute]);
         Observation {
             features: pressure.features.to_vec(),
-            action_mask: pressure
-                .candidates
-                .iter()
-                .map(|candidate| [candidate.can_swap, candidate.can_recompute])
-                .collect(),
+            action_mask: candidates.chain(pressure.wait.map(|_| [true, false])).collect(),
         }
     }
 
-    /// How many candidates there are.
+    /// How many candidates there are, waiting included.
     pub fn candidates(&self) -> usize {
         debug_assert_eq!(self.features.len(), self.action_mask.len() * FEATURES);
         self.action_mask.len()
@@ -76,7 +74,8 @@ pub trait Environment {
 
 /// An environment whose instances a teacher has planned.
 pub trait Taught: Environment {
-    /// `[candidates, 2]`: which choices at the present pressure point the teacher's plan makes too, all of them legal. It
-    /// may make none of them, and does not say in which order it makes them.
+    /// `[candidates, 2]`, as in the observation: which choices at the present pressure point the teacher's plan makes too,
+    /// all of them legal. It may make none of them, and does not say in which order it makes them. Waiting is right where
+    /// the plan evicts nothing more.
     fn lesson(&mut self) -> Vec<[bool; 2]>;
 }

@@ -70,6 +70,11 @@ impl Taught for TaughtEnvironment {
             let taken = plan.action(candidate.window);
             [Action::Swap, Action::Recompute].map(|action| action == taken && candidate.allows(action))
         });
-        lesson.collect()
+        let mut lesson: Vec<[bool; 2]> = lesson.collect();
+        if pressure.wait.is_some() {
+            let evicts_more = lesson.iter().flatten().any(|&right| right);
+            lesson.push([!evicts_more, false]);
+        }
+        lesson
     }
 }

@@ -24,7 +24,7 @@ impl Walk {
     /// Starts at the first pressure point of `instance`. The episode is truncated after `steps_max` choices.
     pub(crate) fn start(instance: Instance, steps_max: usize) -> Self {
         let pair = Pair::new(instance, |instance| {
-            Sweep::new(instance.problem(), Plan::keep_all(instance.lineage.windows().len()))
+            Sweep::weighing_waits(instance.problem(), Plan::keep_all(instance.lineage.windows().len()))
         });
         Walk { pair, steps_left: steps_max }
     }

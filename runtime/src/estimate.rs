@@ -7,7 +7,7 @@ use crate::observation::Candidate;
 use crate::outlook::Outlook;
 use crate::plan::Action;
 use crate::sweep::Problem;
-use crate::timeline::Timeline;
+use crate::timeline::{Pressed, Timeline};
 
 /// Reruns looked at when a candidate's recompute time is estimated.
 const ANCESTORS_MAX: usize = 256;
@@ -165,12 +165,13 @@ impl Estimator {
         total
     }
 
-    /// Fills `features`, row-major `[candidates, FEATURES]`, in the order of the feature table.
+    /// Fills `features`, row-major `[candidates, FEATURES]` and one row more where waiting may be chosen, in the order of the
+    /// feature table.
     pub(crate) fn describe(
         &mut self,
         problem: &Problem<'_>,
         timeline: &Timeline<'_>,
-        (operator, deficit_bytes): (usize, u64),
+        (operator, Pressed { deficit_bytes, wait }): (usize, Pressed),
         candidates: &[Candidate],
         features: &mut [f32],
     ) {
@@ -181,6 +182,7 @@ impl Estimator {
             makespan_ns: lineage.keep_all_makespan_ns(),
             elapsed_ns: lineage.start_ns(operator),
             deficit_bytes,
+            wait,
             offload_claimed_ns: self.offload_claimed_ns,
             prefetch_claimed_ns: self.prefetch_claimed_until(operator.min(horizon), horizon),
         };

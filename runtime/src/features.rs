@@ -3,7 +3,7 @@
 //! It knows neither traces nor timelines, so that a plan made in advance and a decision made in a running program are
 //! described alike.
 
-use crate::observation::{Candidate, FEATURES};
+use crate::observation::{Candidate, FEATURE_TABLE, FEATURES, Wait};
 
 /// What all candidates of a pressure point have in common.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,7 @@ pub(crate) struct Scene {
     /// Time since its start.
     pub(crate) elapsed_ns: u64,
     pub(crate) deficit_bytes: u64,
+    pub(crate) wait: Option<Wait>,
     /// Offload time already claimed up to this point.
     pub(crate) offload_claimed_ns: u64,
     /// Prefetch time already claimed after it.
@@ -40,8 +41,8 @@ pub(crate) struct Describer {
 }
 
 impl Describer {
-    /// Fills `features`, row-major `[candidates, FEATURES]`, in the order of the feature table. `ahead` says, by row, what
-    /// lies ahead of a candidate.
+    /// Fills `features`, row-major `[candidates, FEATURES]` and one row more where waiting may be chosen, in the order of the
+    /// feature table. `ahead` says, by row, what lies ahead of a candidate.
     pub(crate) fn describe(
         &mut self,
         scene: &Scene,
@@ -55,6 +56,13 @@ impl Describer {
         let elapsed = scene.elapsed_ns as f32;
         let left = (makespan - elapsed).max(1.0);
         let claimed_after = scene.prefetch_claimed_ns as f32;
+        let offload_backlog = (scene.offload_claimed_ns as f32 / elapsed.max(1.0)).min(4.0) / 4.0;
+        let prefetch_backlog = (claimed_after / left).min(4.0) / 4.0;
+        let severity = (deficit / total_bytes.max(1) as f32).min(1.0);
+        let may_wait = f32::from(u8::from(scene.wait.is_some()));
+        let [wait_stall, wait_slack] = scene
+            .wait
+            .map_or([0.0; 2], |wait| [compressed(wait.stall_ns as f32 / makespan), wait.slack_ns as f32 / makespan]);
         self.rank_by_price(candidates);
         let (cheapest, _) = self.by_price.first().copied().unwrap_or((0.0, 0));
         let rows = features.chunks_exact_mut(FEATURES);
@@ -83,18 +91,37 @@ impl Describer {
                 candidate.staleness_ns as f32 / makespan,
                 candidate.to_use_ns as f32 / makespan,
                 f32::from(u8::from(!candidate.used_again)),
-                (scene.offload_claimed_ns as f32 / elapsed.max(1.0)).min(4.0) / 4.0,
-                (claimed_after / left).min(4.0) / 4.0,
+                offload_backlog,
+                prefetch_backlog,
                 f32::from(u8::from(candidate.can_recompute)),
                 elapsed / makespan,
-                (deficit / total_bytes.max(1) as f32).min(1.0),
+                severity,
                 ahead.over_budget_time,
                 ahead.over_budget_area,
                 compressed(price / makespan / ahead.over_budget_area.max(SHARE_MIN)),
                 ((price / bytes.max(1.0) + PRICE_MIN) / (cheapest + PRICE_MIN)).ln().min(6.0) / 6.0,
                 ((ahead.prefetch_claimed_ns as f32 + transfer) / candidate.to_use_ns.max(1) as f32).min(4.0) / 4.0,
+                0.0,
+                may_wait,
+                wait_stall,
+                wait_slack,
             ];
             row.copy_from_slice(&values);
+        }
+        if let Some(row) = features.chunks_exact_mut(FEATURES).nth(candidates.len()) {
+            row.fill(0.0);
+            for (column, value) in [
+                ("offload_backlog", offload_backlog),
+                ("prefetch_backlog", prefetch_backlog),
+                ("progress", elapsed / makespan),
+                ("severity", severity),
+                ("is_wait", 1.0),
+                ("may_wait", may_wait),
+                ("wait_stall", wait_stall),
+                ("wait_slack", wait_slack),
+            ] {
+                row[column_of(column)] = value;
+            }
         }
         debug_assert!(features.iter().all(|feature| feature.is_finite()));
     }
@@ -119,6 +146,11 @@ impl Describer {
 const SHARE_MIN: f32 = 1e-3;
 /// Prices below this, in nanoseconds per byte, are as good as nothing.
 const PRICE_MIN: f32 = 1e-4;
+
+/// Where the feature called `name` stands.
+fn column_of(name: &str) -> usize {
+    FEATURE_TABLE.iter().position(|feature| feature.name == name).expect("a feature of the table")
+}
 
 fn compressed(share: f32) -> f32 {
     (1000.0 * share).ln_1p()

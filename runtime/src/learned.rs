@@ -42,9 +42,22 @@ impl LearnedPolicy {
     }
 }
 
+impl LearnedPolicy {
+    fn score(&mut self, logit: f32) -> f32 {
+        match &mut self.decode {
+            Decode::Greedy => logit,
+            Decode::Sampled(random) => logit + random.gumbel(),
+        }
+    }
+}
+
 impl Policy for LearnedPolicy {
     fn name(&self) -> &str {
         "learned"
+    }
+
+    fn weighs_waiting(&self) -> bool {
+        true
     }
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
@@ -58,13 +71,17 @@ impl Policy for LearnedPolicy {
                 if !facts.allows(action) {
                     continue;
                 }
-                let score = match &mut self.decode {
-                    Decode::Greedy => logit,
-                    Decode::Sampled(random) => logit + random.gumbel(),
-                };
+                let score = self.score(logit);
                 if best.is_none_or(|(highest, _)| score > highest) {
                     best = Some((score, Choice { candidate, action }));
                 }
+            }
+        }
+        if let Some(waiting) = pressure.waiting() {
+            let [logit, _] = self.network.logits(pressure.row(waiting.candidate));
+            let score = self.score(logit);
+            if best.is_none_or(|(highest, _)| score > highest) {
+                best = Some((score, waiting));
             }
         }
         best.map(|(_, choice)| choice)
@@ -99,7 +116,7 @@ mod tests {
     }
 
     fn pressure<'a>(candidates: &'a [Candidate], features: &'a [f32]) -> Pressure<'a> {
-        Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, candidates, features }
+        Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, wait: None, candidates, features }
     }
 
     fn drawn_features(candidates: usize) -> Vec<f32> {

@@ -25,7 +25,10 @@ const fn feature(name: &'static str, doc: &'static str) -> Feature {
 }
 
 /// Every feature of a candidate, in column order.
-pub const FEATURE_TABLE: [Feature; 25] = [
+///
+/// The row that stands for waiting is zero but for what all rows have in common: both backlogs, progress, severity, and
+/// the last four.
+pub const FEATURE_TABLE: [Feature; 29] = [
     feature("share_of_deficit", "min(1, bytes / deficit)"),
     feature("log_size_to_deficit", "ln(bytes / deficit), within ±6"),
     feature("cheaper_bytes", "bytes obtainable at a lower price per byte ÷ deficit, at most 4, over 4"),
@@ -63,6 +66,10 @@ pub const FEATURE_TABLE: [Feature; 25] = [
         "prefetch_load",
         "prefetch time claimed until the next access, with the round trip ÷ time, at most 4, over 4",
     ),
+    feature("is_wait", "1 in the row that stands for waiting"),
+    feature("may_wait", "1 in all rows where waiting may be chosen"),
+    feature("wait_stall", "time that is sure to be waited then ÷ keep-all makespan, compressed as ln(1 + 1000·x)"),
+    feature("wait_slack", "time until what waits for room is needed ÷ keep-all makespan"),
 ];
 
 /// A storage that could be evicted at a pressure point, in raw quantities.
@@ -124,7 +131,16 @@ impl Candidate {
     }
 }
 
-/// A point of the iteration where the budget would be exceeded.
+/// What it would cost to evict nothing more at a pressure point, and to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Time that is sure to be waited.
+    pub stall_ns: u64,
+    /// Time until what waits for room is needed.
+    pub slack_ns: u64,
+}
+
+/// A point of the iteration where bytes are missing: the budget would be exceeded, or something has to wait for room.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure<'a> {
     /// Operator before or in which the bytes are missing.
@@ -133,9 +149,12 @@ pub struct Pressure<'a> {
     pub deficit_bytes: u64,
     /// The budget.
     pub budget_bytes: u64,
+    /// What waiting would cost, where that may be chosen: only policies that weigh it are asked there.
+    pub wait: Option<Wait>,
     /// Storages that could be evicted. Never empty.
     pub candidates: &'a [Candidate],
-    /// Row-major `[candidates, FEATURES]`; empty for a policy that does not read them.
+    /// Row-major `[candidates, FEATURES]`, and one row more for waiting where that may be chosen; empty for a policy that
+    /// does not read them.
     pub features: &'a [f32],
 }
 
@@ -150,7 +169,12 @@ impl Pressure<'_> {
         })
     }
 
-    /// Features of one candidate.
+    /// The choice to wait, where it may be made.
+    pub fn waiting(&self) -> Option<Choice> {
+        self.wait.map(|_| Choice { candidate: self.candidates.len(), action: Action::Swap })
+    }
+
+    /// Features of one candidate, or of waiting.
     pub fn row(&self, candidate: usize) -> &[f32] {
         &self.features[candidate * FEATURES..(candidate + 1) * FEATURES]
     }

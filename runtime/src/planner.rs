@@ -14,7 +14,7 @@ use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::search::{Found, Limits, search};
 use crate::sweep::{Problem, Sweep};
-use crate::timeline::Prediction;
+use crate::timeline::{Prediction, Timeline};
 
 /// A complete plan and what it is predicted to cost.
 #[derive(Clone, Debug)]
@@ -84,6 +84,9 @@ pub const SEARCH: &str = "search";
 pub const PORTFOLIO: [&str; 10] =
     ["appobmem", "superneurons", "dtr", "capuchin", "dtr-swap", "msps", "autoswap", "cheapest", "vdnn++", "chen"];
 
+/// Shares of the budget that decodes are made for, beside the whole of it: what is left is room for prefetches, which no
+/// pressure point asks for, and without which operators wait for data.
+const BUDGET_SHARES: [f64; 4] = [0.97, 0.94, 0.9, 0.84];
 /// The share of the time after which no other decode is begun.
 pub const DECODES_SHARE: f64 = 0.2;
 /// The share of the time after which no other baseline is asked.
@@ -124,12 +127,7 @@ impl Planner {
         let started = Instant::now();
         let mut planning = Planning::new(problem, self.limits, policy, started);
         if let Some(policy) = policy {
-            for seed in (0..self.decodes).map(|decode| self.limits.seed.wrapping_add(decode)) {
-                if planning.is_over(DECODES_SHARE) {
-                    break;
-                }
-                planning.offer(LEARNED, plan(problem, &mut policy.with_seed(seed)));
-            }
+            planning.decode(policy, self.decodes);
         }
         for name in self.portfolio {
             if planning.is_over(PORTFOLIO_SHARE) {
@@ -159,18 +157,18 @@ struct Planning<'a> {
     best: Decided,
     /// Baselines whose plans were offered.
     asked: Vec<&'static str>,
-    /// Whether a learned policy has a part in it.
-    learned: bool,
+    /// The learned policy that has a part in it.
+    policy: Option<&'a LearnedPolicy>,
 }
 
 impl<'a> Planning<'a> {
     /// Begins with the greedy decode, or without a policy with plain keep-all.
-    fn new(problem: Problem<'a>, limits: Limits, policy: Option<&LearnedPolicy>, started: Instant) -> Self {
+    fn new(problem: Problem<'a>, limits: Limits, policy: Option<&'a LearnedPolicy>, started: Instant) -> Self {
         let best = match policy {
             Some(policy) => Decided { planned: plan(problem, &mut policy.clone()), by: LEARNED },
             None => Decided { planned: plan(problem, &mut KeepAll), by: "keep-all" },
         };
-        Planning { problem, limits, started, best, asked: Vec::new(), learned: policy.is_some() }
+        Planning { problem, limits, started, best, asked: Vec::new(), policy }
     }
 
     /// Whether this share of the time is over, or nothing is left to be gained.
@@ -178,6 +176,42 @@ impl<'a> Planning<'a> {
         let late = self.limits.wall.is_some_and(|wall| self.started.elapsed() >= wall.mul_f64(share));
         let best = &self.best.planned;
         late || best.fits() && best.prediction.makespan_ns <= self.problem.lineage.keep_all_makespan_ns()
+    }
+
+    /// Makes further decodes: greedy ones that leave room for prefetches, where anything may be swapped, then sampled ones
+    /// that leave as much as was best.
+    fn decode(&mut self, policy: &LearnedPolicy, decodes: u64) {
+        let roomy: &[f64] = if self.problem.actions.swap { &BUDGET_SHARES } else { &[] };
+        let mut best = (1.0, self.best.planned.clone());
+        let first = self.limits.seed;
+        let seeds = (0..).map(|decode| first.wrapping_add(decode));
+        let mut sampled = seeds.map(|seed| policy.with_seed(seed));
+        let mut greedy = roomy.iter().map(|&share| (share, policy.clone()));
+        for _ in 0..decodes {
+            if self.is_over(DECODES_SHARE) {
+                return;
+            }
+            let (share, mut policy) =
+                greedy.next().unwrap_or_else(|| (best.0, sampled.next().expect("without an end")));
+            let planned = self.plan_within(share, &mut policy);
+            if planned.is_better_than(&best.1) {
+                best = (share, planned.clone());
+            }
+            self.offer(LEARNED, planned);
+        }
+    }
+
+    /// Lets `policy` plan for a share of the budget; the prediction is that for the whole of it.
+    fn plan_within(&self, share: f64, policy: &mut dyn Policy) -> Planned {
+        let problem = self.problem;
+        let budget_bytes = (problem.budget_bytes as f64 * share) as u64;
+        let planned = plan(Problem { budget_bytes, ..problem }, policy);
+        if budget_bytes == problem.budget_bytes {
+            return planned;
+        }
+        let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
+        let prediction = timeline.predict(&planned.plan, problem.budget_bytes);
+        Planned { prediction, ..planned }
     }
 
     fn offer(&mut self, by: &'static str, planned: Planned) {
@@ -198,8 +232,8 @@ impl<'a> Planning<'a> {
         let limits = Limits { wall, ..self.limits };
         let start = &self.best.planned;
         let found =
-            search(self.problem, slice::from_ref(&start.plan), limits, None, &mut |_| ControlFlow::Continue(()));
-        let by = if self.learned { LEARNED_SEARCH } else { SEARCH };
+            search(self.problem, slice::from_ref(&start.plan), limits, self.policy, &mut |_| ControlFlow::Continue(()));
+        let by = if self.policy.is_some() { LEARNED_SEARCH } else { SEARCH };
         let Found { plan, prediction, .. } = found;
         self.offer(by, Planned { plan, prediction, decisions: start.decisions, decide_ns: 0 });
     }

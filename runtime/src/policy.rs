@@ -4,10 +4,10 @@ use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
 use crate::sweep::Problem;
 
-/// An eviction chosen at a pressure point.
+/// An eviction chosen at a pressure point, or waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Row of [`Pressure::candidates`].
+    /// Row of [`Pressure::candidates`]; the one after the last stands for waiting, where that may be chosen.
     pub candidate: usize,
     /// [`Action::Swap`] or [`Action::Recompute`].
     pub action: Action,
@@ -29,6 +29,12 @@ pub trait Policy {
     /// longer to fill in than a rule takes to decide.
     fn reads_features(&self) -> bool {
         true
+    }
+
+    /// Whether [`Policy::choose`] is asked, too, where the budget holds and something has to wait for room: there more may
+    /// be evicted, or [`Pressure::waiting`] be chosen.
+    fn weighs_waiting(&self) -> bool {
+        false
     }
 
     /// Whether [`Policy::choose`] can be asked where [`Policy::open`] was not: while an iteration runs that nobody has

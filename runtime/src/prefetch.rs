@@ -25,6 +25,8 @@ const NONE: u32 = u32::MAX;
 struct Decision {
     /// The operator index before which it is prefetched; `NONE` where there is nothing to prefetch.
     before: u32,
+    /// The operator index before which it would be prefetched if there were room.
+    wanted: u32,
     /// The operator index that uses it.
     end: u32,
     /// When the channel has to be free for it.
@@ -43,7 +45,18 @@ impl Decision {
     }
 }
 
-const UNDECIDED: Decision = Decision { before: NONE, end: 0, channel_ns: u64::MAX, spare_bytes: 0, missing_bytes: 0 };
+const UNDECIDED: Decision =
+    Decision { before: NONE, wanted: NONE, end: 0, channel_ns: u64::MAX, spare_bytes: 0, missing_bytes: 0 };
+
+/// A prefetch that starts later than its copy wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Late {
+    pub(crate) window: WindowId,
+    /// The operator index before which it would start if there were room.
+    pub(crate) wanted: usize,
+    /// Bytes that are missing for it to start earlier than it does.
+    pub(crate) missing_bytes: u64,
+}
 
 /// What a run is about.
 #[derive(Clone, Copy)]
@@ -115,6 +128,19 @@ impl Prefetches {
     pub(crate) fn before(&self, window: WindowId) -> Option<usize> {
         let before = self.decisions[window.index()].before;
         (before != NONE).then_some(before as usize)
+    }
+
+    /// The prefetches that start later than their copies want, for lack of room.
+    pub(crate) fn late(&self) -> impl Iterator<Item = Late> + '_ {
+        self.prefetched.iter().filter_map(|&window| {
+            let decision = self.decisions[window.index()];
+            let missing_bytes = decision.missing_bytes as u64;
+            (decision.before > decision.wanted).then_some(Late {
+                window,
+                wanted: decision.wanted as usize,
+                missing_bytes,
+            })
+        })
     }
 
     /// The windows that the plan evicts, in order of their ends.
@@ -193,6 +219,7 @@ impl Prefetches {
         let free = self.slack.free(target..end, bytes);
         Decision {
             before: free.from as u32,
+            wanted: target as u32,
             end: window.end,
             channel_ns,
             spare_bytes: free.least.saturating_sub(bytes),

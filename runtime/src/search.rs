@@ -13,7 +13,8 @@ mod walk;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use crate::plan::{Action, Plan};
+use crate::learned::LearnedPolicy;
+use crate::plan::Plan;
 use crate::sweep::Problem;
 use crate::timeline::Prediction;
 use walk::Walk;
@@ -39,30 +40,6 @@ impl Limits {
     /// As many evaluations as fit into `wall`.
     pub const fn wall(wall: Duration) -> Self {
         Limits { evaluations: u64::MAX, wall: Some(wall), seed: 0 }
-    }
-}
-
-/// How likely each action is for each window, to somebody who has seen such windows before. Moves are drawn by it.
-#[derive(Clone, Debug)]
-pub struct Prior {
-    /// Per window: weights of keep, swap and recompute. Finite and not negative.
-    weights: Vec<[f32; 3]>,
-}
-
-impl Prior {
-    /// From one row of weights per window: keep, swap, recompute.
-    ///
-    /// # Panics
-    ///
-    /// If a weight is negative or not finite.
-    pub fn new(weights: Vec<[f32; 3]>) -> Self {
-        let lawful = weights.iter().flatten().all(|weight| weight.is_finite() && *weight >= 0.0);
-        assert!(lawful, "a prior's weights are finite and not negative");
-        Prior { weights }
-    }
-
-    fn weight(&self, window: usize, action: Action) -> f32 {
-        self.weights[window][action as usize]
     }
 }
 
@@ -92,14 +69,15 @@ pub struct Found {
     pub curve: Vec<Improvement>,
 }
 
-/// Searches from `starts`, and from plain keep-all, for the best plan of `problem`. `watch` hears of the best so far
-/// now and then, with the evaluations and the time spent, and may end the search.
+/// Searches from `starts`, and from plain keep-all, for the best plan of `problem`. A `guide` sweeps regions anew, by
+/// chance, in turn with prices. `watch` hears of the best so far now and then, with the evaluations and the time spent,
+/// and may end the search.
 pub fn search(
     problem: Problem<'_>,
     starts: &[Plan],
     limits: Limits,
-    prior: Option<&Prior>,
+    guide: Option<&LearnedPolicy>,
     watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>,
 ) -> Found {
-    Walk::new(problem, limits, prior, Instant::now()).run(starts, watch)
+    Walk::new(problem, limits, guide, Instant::now()).run(starts, watch)
 }

@@ -1,4 +1,5 @@
-//! The sweep: one decision after another, each at the first operator where the budget would be exceeded.
+//! The sweep: one decision after another, each at the first operator where the budget would be exceeded. For a policy
+//! that weighs it, also where something would have to wait for room: there the plan goes on without it, but slowly.
 //!
 //! A planner, an environment and a baseline all walk an iteration this way. The sweep knows what can be
 //! evicted and what that would cost; it does not know what is wise.
@@ -9,7 +10,7 @@ use crate::lineage::Lineage;
 use crate::observation::{Candidate, FEATURES, Pressure};
 use crate::plan::{ActionSet, Plan};
 use crate::policy::{Choice, Policy};
-use crate::timeline::{OnPressure, Prediction, Run, Timeline};
+use crate::timeline::{OnPressure, Prediction, Pressed, Run, Timeline};
 use crate::trace::Trace;
 
 /// What is to be planned.
@@ -33,7 +34,9 @@ pub struct Sweep<'a> {
     timeline: Timeline<'a>,
     plan: Plan,
     decisions: usize,
-    pressed: Option<(usize, u64)>,
+    pressed: Option<(usize, Pressed)>,
+    /// Before this operator, waiting is accepted without a question.
+    patient_until: usize,
     prediction: Prediction,
     candidates: Vec<Candidate>,
     /// Whether features are wanted beside the candidates.
@@ -43,8 +46,17 @@ pub struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    /// Starts from `plan`: the decisions made before the sweep.
+    /// Starts from `plan`: the decisions made before the sweep. It stops only where the budget would be exceeded.
     pub fn new(problem: Problem<'a>, plan: Plan) -> Self {
+        Self::starting(problem, plan, usize::MAX)
+    }
+
+    /// Starts from `plan`, and stops as well where something would have to wait for room.
+    pub fn weighing_waits(problem: Problem<'a>, plan: Plan) -> Self {
+        Self::starting(problem, plan, 0)
+    }
+
+    fn starting(problem: Problem<'a>, plan: Plan, patient_until: usize) -> Self {
         let timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
         let estimator = Estimator::new(&problem);
         let mut sweep = Sweep {
@@ -53,13 +65,14 @@ impl<'a> Sweep<'a> {
             plan,
             decisions: 0,
             pressed: None,
+            patient_until,
             prediction: Prediction::default(),
             candidates: Vec::new(),
             described: true,
             features: Vec::new(),
             estimator,
         };
-        sweep.advance(OnPressure::Stop(problem.actions));
+        sweep.advance();
         sweep
     }
 
@@ -67,44 +80,56 @@ impl<'a> Sweep<'a> {
     pub fn restart(&mut self, plan: &Plan) {
         self.plan.clone_from(plan);
         self.decisions = 0;
-        self.advance(OnPressure::Stop(self.problem.actions));
+        self.patient_until = usize::MAX;
+        self.advance();
     }
 
     /// The pressure point where the sweep stands, or none when nothing more can or need be decided.
     pub fn pressure(&self) -> Option<Pressure<'_>> {
-        self.pressed.map(|(operator, deficit_bytes)| Pressure {
+        self.pressed.map(|(operator, Pressed { deficit_bytes, wait })| Pressure {
             operator,
             deficit_bytes,
             budget_bytes: self.problem.budget_bytes,
+            wait,
             candidates: &self.candidates,
             features: &self.features,
         })
     }
 
-    /// Evicts what `choice` names and goes on to the next pressure point.
+    /// Evicts what `choice` names, or waits, and goes on to the next pressure point.
     ///
     /// # Panics
     ///
     /// If the choice is not legal at the pressure point, or there is none.
     pub fn take(&mut self, choice: Choice) {
-        assert!(self.pressed.is_some(), "a choice was made where there is nothing to choose");
+        let Some((operator, Pressed { wait, .. })) = self.pressed else {
+            panic!("a choice was made where there is nothing to choose")
+        };
+        if wait.is_some() && choice.candidate == self.candidates.len() {
+            self.patient_until = operator + 1;
+            return self.advance();
+        }
         let candidate = &self.candidates[choice.candidate];
         assert!(candidate.allows(choice.action), "{:?} is masked for candidate {}", choice.action, choice.candidate);
         self.plan.set(candidate.window, choice.action);
         self.decisions += 1;
-        self.advance(OnPressure::Stop(self.problem.actions));
+        self.advance();
     }
 
     /// Lets the plan go over the budget from here on, without another decision.
     pub fn give_up(&mut self) {
         if self.pressed.is_some() {
-            self.advance(OnPressure::Exceed);
+            self.advance_by(OnPressure::Exceed);
         }
     }
 
     /// Lets `policy` decide everything that is left.
     pub fn decide(&mut self, policy: &mut dyn Policy) {
         self.described = policy.reads_features();
+        if policy.weighs_waiting() && self.patient_until == usize::MAX {
+            self.patient_until = 0;
+            self.advance();
+        }
         while let Some(pressure) = self.pressure() {
             match policy.choose(&pressure) {
                 Some(choice) => self.take(choice),
@@ -129,19 +154,24 @@ impl<'a> Sweep<'a> {
         self.prediction
     }
 
-    fn advance(&mut self, on_pressure: OnPressure) {
+    fn advance(&mut self) {
+        let (actions, patient_until) = (self.problem.actions, self.patient_until);
+        self.advance_by(OnPressure::Stop { actions, patient_until });
+    }
+
+    fn advance_by(&mut self, on_pressure: OnPressure) {
         self.pressed = None;
         match self.timeline.run(&self.plan, self.problem.budget_bytes, on_pressure) {
             Run::Finished(prediction) => self.prediction = prediction,
-            Run::Pressed { operator, deficit_bytes } => {
-                self.observe(operator, deficit_bytes);
+            Run::Pressed { operator, pressed } => {
+                self.observe(operator, pressed);
                 debug_assert!(!self.candidates.is_empty(), "a run stops only where something can be evicted");
-                self.pressed = Some((operator, deficit_bytes));
+                self.pressed = Some((operator, pressed));
             }
         }
     }
 
-    fn observe(&mut self, operator: usize, deficit_bytes: u64) {
+    fn observe(&mut self, operator: usize, pressed: Pressed) {
         self.estimator.look(&self.problem, &self.timeline, operator);
         self.candidates.clear();
         for &window in self.timeline.open_windows() {
@@ -152,8 +182,9 @@ impl<'a> Sweep<'a> {
         }
         self.features.clear();
         if self.described {
-            self.features.resize(self.candidates.len() * FEATURES, 0.0);
-            let point = (operator, deficit_bytes);
+            let rows = self.candidates.len() + usize::from(pressed.wait.is_some());
+            self.features.resize(rows * FEATURES, 0.0);
+            let point = (operator, pressed);
             self.estimator.describe(&self.problem, &self.timeline, point, &self.candidates, &mut self.features);
         }
     }

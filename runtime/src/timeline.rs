@@ -26,9 +26,10 @@ use crate::agenda::Agenda;
 use crate::hardware::{CopyTimes, SlowTiers, Tier};
 use crate::lineage::{Lineage, Version, VersionId, Window, WindowId};
 use crate::moment::{LastRun, Moment, Segment};
+use crate::observation::Wait;
 use crate::placement::Placement;
 use crate::plan::{Action, ActionSet, Plan};
-use crate::prefetch::{Facts, Prefetches, clamped};
+use crate::prefetch::{Facts, Late, Prefetches, clamped};
 use crate::schedule::{Instruction, Schedule};
 use crate::trace::{OperatorId, StorageId, Trace};
 
@@ -111,16 +112,17 @@ impl Prediction {
 pub(crate) enum Run {
     /// The iteration's end was reached.
     Finished(Prediction),
-    /// The budget would be exceeded before or in this operator, by so many bytes, and windows are open that
-    /// could be evicted ([`Timeline::open_windows`]).
-    Pressed { operator: usize, deficit_bytes: u64 },
+    /// So many bytes are missing before or in this operator, and windows are open that could be evicted
+    /// ([`Timeline::open_windows`]).
+    Pressed { operator: usize, pressed: Pressed },
 }
 
 /// What the timeline may do about a lack of bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnPressure {
-    /// Stop where one of these evictions can be chosen, so that it can be; elsewhere, go over the budget.
-    Stop(ActionSet),
+    /// Stop where one of these evictions can be chosen, so that it can be; elsewhere, go over the budget. From the operator
+    /// `patient_until` on, stop as well where something has to wait for room.
+    Stop { actions: ActionSet, patient_until: usize },
     /// Go over the budget.
     Exceed,
 }
@@ -146,9 +148,12 @@ pub(crate) struct PendingOffload {
     pub(crate) done_ns: u64,
 }
 
-/// Control flow inside a run: something must be chosen first.
-struct Pressed {
-    deficit_bytes: u64,
+/// Something must be chosen before a run can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pressed {
+    pub(crate) deficit_bytes: u64,
+    /// What it costs to go on as decided; none where that exceeds the budget.
+    pub(crate) wait: Option<Wait>,
 }
 
 /// Storages that are copied together, before one operator.
@@ -206,6 +211,8 @@ pub struct Timeline<'a> {
     /// Per operator: how far it finished behind its keep-all time in the last run that could stop.
     lag_ns: Vec<u64>,
     open: Vec<WindowId>,
+    /// Prefetches that start later than they should, in order, where the run may stop for them.
+    late: Vec<Late>,
     slab: Slab,
 }
 
@@ -237,6 +244,7 @@ impl<'a> Timeline<'a> {
             asked: Plan::keep_all(0),
             lag_ns: vec![0; trace.operators.len()],
             open: Vec::new(),
+            late: Vec::new(),
             slab: Slab::default(),
         }
     }
@@ -369,8 +377,8 @@ impl<'a> Timeline<'a> {
             } else if self.leaves_base {
                 self.base.bookmarks.pass(self.operator, &mut self.at);
             }
-            if let Err(Pressed { deficit_bytes }) = self.operate() {
-                return Run::Pressed { operator: self.operator, deficit_bytes };
+            if let Err(pressed) = self.operate() {
+                return Run::Pressed { operator: self.operator, pressed };
             }
             if self.operator == self.trace.operators.len() {
                 return Run::Finished(self.conclude());
@@ -406,6 +414,14 @@ impl<'a> Timeline<'a> {
             self.agenda.note(window.last_operator());
             if let Some(before) = self.prefetches.before(id) {
                 self.agenda.note(before);
+            }
+        }
+        self.late.clear();
+        if let OnPressure::Stop { patient_until, .. } = self.on_pressure {
+            self.late.extend(self.prefetches.late().filter(|late| late.wanted >= patient_until));
+            self.late.sort_unstable_by_key(|late| (late.wanted, late.window));
+            for late in &self.late {
+                self.agenda.note(late.wanted);
             }
         }
     }
@@ -513,6 +529,7 @@ impl<'a> Timeline<'a> {
         self.start_windows();
         self.finish_done_offloads();
         self.issue_due_prefetches();
+        self.look_at_late_prefetches()?;
         self.restore_used()?;
         if index == self.trace.operators.len() {
             self.let_go();
@@ -659,6 +676,19 @@ impl<'a> Timeline<'a> {
                 self.open.push(WindowId(id as u32));
             }
         }
+    }
+
+    /// Stops the run, where it may stop although the budget holds, and where anything can be evicted: `wait` can be avoided.
+    fn press_softly(&mut self, deficit_bytes: u64, wait: impl FnOnce(&Self) -> Wait) -> Result<(), Pressed> {
+        let OnPressure::Stop { actions, patient_until } = self.on_pressure else { return Ok(()) };
+        if self.operator < patient_until {
+            return Ok(());
+        }
+        self.collect_open_windows(actions);
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        Err(Pressed { deficit_bytes, wait: Some(wait(self)) })
     }
 
     fn may_evict(&self, window: &Window, actions: ActionSet) -> bool {

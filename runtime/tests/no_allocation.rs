@@ -74,7 +74,8 @@ fn no_decision_allocates_greedy_or_sampled_few_candidates_or_many() {
         let before = ALLOCATIONS.get();
         for count in [1, 300, 20] {
             let (candidates, features) = (&candidates[..count], &features[..count * FEATURES]);
-            let pressure = Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, candidates, features };
+            let pressure =
+                Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, wait: None, candidates, features };
             assert!(policy.choose(&pressure).is_some());
         }
         assert_eq!(ALLOCATIONS.get() - before, 0);

@@ -7,24 +7,11 @@ use std::time::Duration;
 
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::baselines::baseline;
-use plimsoll_runtime::network::{Dense, LOGITS, Network, NetworkWeights, Normaliser};
-use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::planner::{LEARNED, LEARNED_SEARCH, PORTFOLIO, SEARCH};
 use plimsoll_runtime::search::Limits;
-use plimsoll_runtime::{Decided, LearnedPolicy, Planned, Planner, Problem, Timeline, plan};
-use support::draw::Draw;
+use plimsoll_runtime::{Decided, Planned, Planner, Problem, Timeline, plan};
+use support::drawn_policy::drawn_policy;
 use support::problems::for_random_problems;
-
-/// A policy that nobody trained.
-fn drawn_policy(seed: u64) -> LearnedPolicy {
-    let draw = &mut Draw::new(seed);
-    let mut dense = |inputs: usize, outputs: usize| Dense {
-        weights: (0..inputs * outputs).map(|_| draw.below(2_001) as f32 / 1_000.0 - 1.0).collect(),
-        bias: vec![0.0; outputs],
-    };
-    let layers = [dense(FEATURES, 8), dense(8, 8), dense(8, LOGITS)];
-    LearnedPolicy::greedy(Network::new(&NetworkWeights::new(Normaliser::identity(), layers).unwrap()))
-}
 
 fn evaluations(evaluations: u64, seed: u64) -> Limits {
     Limits { seed, ..Limits::evaluations(evaluations) }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
 use plimsoll_runtime::lineage::WindowId;
-use plimsoll_runtime::search::{Found, Limits, Prior, search};
-use plimsoll_runtime::{Action, Plan, Prediction, Problem, Timeline, plan};
+use plimsoll_runtime::search::{Found, Limits, search};
+use plimsoll_runtime::{Action, LearnedPolicy, Plan, Prediction, Problem, Timeline, plan};
+use support::drawn_policy::drawn_policy;
 use support::problems::for_random_problems;
 
 fn rank(prediction: &Prediction) -> (u64, u64) {
@@ -52,8 +53,8 @@ fn brute_force(problem: &Problem<'_>) -> Option<(Plan, Prediction)> {
     judged.min_by_key(|(_, prediction)| rank(prediction)).filter(|(_, prediction)| prediction.over_budget_bytes == 0)
 }
 
-fn searched(problem: &Problem<'_>, starts: &[Plan], limits: Limits, prior: Option<&Prior>) -> Found {
-    search(*problem, starts, limits, prior, &mut |_| ControlFlow::Continue(()))
+fn searched(problem: &Problem<'_>, starts: &[Plan], limits: Limits, guide: Option<&LearnedPolicy>) -> Found {
+    search(*problem, starts, limits, guide, &mut |_| ControlFlow::Continue(()))
 }
 
 #[test]
@@ -110,18 +111,20 @@ fn searches_give_the_same_plan_for_the_same_seed() {
 }
 
 #[test]
-fn a_prior_that_is_right_leads_to_better_plans_in_as_many_evaluations() {
-    let (mut better, mut worse) = (0, 0);
-    for_random_problems(100, 120, |seed, problem| {
-        let long = searched(problem, &[], Limits::evaluations(4_000), None);
-        let weights = |action: &Action| [0, 1, 2].map(|index| if *action as usize == index { 1.0 } else { 0.02 });
-        let prior = Prior::new(long.plan.actions().iter().map(weights).collect());
-        let short = Limits { seed, ..Limits::evaluations(100) };
-        let [without, with] = [None, Some(&prior)].map(|prior| rank(&searched(problem, &[], short, prior).prediction));
-        better += usize::from(with < without);
-        worse += usize::from(with > without);
+fn a_guide_has_a_part_in_the_search_and_the_promises_hold() {
+    let mut others = 0;
+    for_random_problems(40, 120, |seed, problem| {
+        let limits = Limits { seed, ..Limits::evaluations(1_000) };
+        let guide = drawn_policy(seed);
+        let guided = searched(problem, &[], limits, Some(&guide));
+        assert_lawful(seed, problem, &guided.plan);
+        let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
+        assert_eq!(timeline.predict(&guided.plan, problem.budget_bytes), guided.prediction, "seed {seed}");
+        let again = searched(problem, &[], limits, Some(&guide));
+        assert_eq!((again.plan, again.evaluations), (guided.plan, guided.evaluations), "seed {seed}");
+        others += usize::from(searched(problem, &[], limits, None).curve != guided.curve);
     });
-    assert!(better > 2 * worse && better >= 15, "a prior makes {better} plans better and {worse} worse");
+    assert!(others > 20, "a guide made a difference {others} times");
 }
 
 #[test]

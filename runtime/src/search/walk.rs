@@ -4,9 +4,11 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::cost::{Judge, NoisyPrice, allows, useful_windows};
-use super::{Found, Improvement, Limits, Prior};
+use super::{Found, Improvement, Limits};
+use crate::learned::LearnedPolicy;
 use crate::lineage::WindowId;
 use crate::plan::{Action, Plan};
+use crate::policy::Policy;
 use crate::random::SplitMix64;
 use crate::sweep::{Problem, Sweep};
 use crate::timeline::Prediction;
@@ -16,21 +18,18 @@ const HOT: f64 = 2e-3;
 const COLD: f64 = 2e-4;
 /// Descents within the limits, each from the best plan so far.
 const DESCENTS: u64 = 4;
-/// Moves between two that sweep a region anew.
+/// Moves between two that sweep a region anew. With a guide they are twice as many, every other one swept by it.
 const REGION_INTERVAL: u64 = 150;
 /// Evaluations between two looks at the clock.
 const WATCH_INTERVAL: u64 = 64;
 
-/// The least share of a choice: what the prior thinks hopeless may be what the budget needs.
-const UNLIKELY: f32 = 1e-3;
-
 const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
 const NONE: u32 = u32::MAX;
 
-pub(super) struct Walk<'a, 'b> {
+pub(super) struct Walk<'a> {
     problem: Problem<'a>,
     limits: Limits,
-    prior: Option<&'b Prior>,
+    guide: Option<LearnedPolicy>,
     started: Instant,
     judge: Judge<'a>,
     random: SplitMix64,
@@ -48,20 +47,20 @@ pub(super) struct Walk<'a, 'b> {
     /// … and what they become.
     becoming: Vec<(WindowId, Action)>,
     sweep: Sweep<'a>,
-    /// Weights of windows, running total.
-    drawn: Vec<(f32, WindowId)>,
+    /// Windows that one is drawn from.
+    drawn: Vec<WindowId>,
     ended: bool,
 }
 
-impl<'a, 'b> Walk<'a, 'b> {
-    pub(super) fn new(problem: Problem<'a>, limits: Limits, prior: Option<&'b Prior>, started: Instant) -> Self {
+impl<'a> Walk<'a> {
+    pub(super) fn new(problem: Problem<'a>, limits: Limits, guide: Option<&LearnedPolicy>, started: Instant) -> Self {
         let plan = Plan::keep_all(problem.lineage.windows().len());
         let judge = Judge::new(problem);
         let (_, prediction) = judge.best();
         Walk {
             problem,
             limits,
-            prior,
+            guide: guide.map(|guide| guide.with_seed(limits.seed)),
             started,
             judge,
             random: SplitMix64::new(limits.seed),
@@ -85,7 +84,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             for start in starts {
                 self.start_from(start);
             }
-            self.resweep(0.0);
+            self.resweep_by_price(0.0);
             self.descend_all(watch);
         }
         let (plan, prediction) = self.judge.best();
@@ -102,7 +101,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         self.plan.clone_from(start);
         self.stand();
         if self.prediction.over_budget_bytes > 0 {
-            self.resweep(0.0);
+            self.resweep_by_price(0.0);
         }
     }
 
@@ -185,6 +184,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let delay_ns = self.judge.best().1.makespan_ns.saturating_sub(keep_all_ns);
         // Where hardly anything is lost, hardly anything is to be gained, but something has to be risked.
         let scale = delay_ns.max(keep_all_ns / 1000).max(1) as f64;
+        let region_interval = if self.guide.is_some() { REGION_INTERVAL / 2 } else { REGION_INTERVAL };
         let (mut moves, mut temperature) = (0u64, HOT * scale);
         while !self.ended && self.judge.evaluations < self.limits.evaluations {
             if moves.is_multiple_of(WATCH_INTERVAL) {
@@ -200,7 +200,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             if self.astray {
                 self.stand();
             }
-            if moves.is_multiple_of(REGION_INTERVAL) {
+            if moves.is_multiple_of(region_interval) {
                 self.move_region(temperature);
             } else if self.propose() {
                 self.settle(temperature);
@@ -263,7 +263,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let lineage = self.problem.lineage;
         self.draw(|walk, id| {
             let window = lineage.window(id);
-            if window.start <= peak && peak < window.end { walk.wish_to_evict(id) } else { 0.0 }
+            window.start <= peak && peak < window.end && walk.is_kept(id)
         })
         .is_some_and(|id| self.evict(id))
     }
@@ -279,12 +279,12 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// Keeps one evicted window and evicts one that overlaps it.
     fn exchange(&mut self) -> bool {
-        let Some(out) = self.draw(Self::wish_to_keep) else { return false };
+        let Some(out) = self.draw(Self::is_evicted) else { return false };
         let lineage = self.problem.lineage;
         let span = *lineage.window(out);
         let Some(into) = self.draw(|walk, id| {
             let window = lineage.window(id);
-            if window.start < span.end && span.start < window.end { walk.wish_to_evict(id) } else { 0.0 }
+            window.start < span.end && span.start < window.end && walk.is_kept(id)
         }) else {
             return false;
         };
@@ -294,7 +294,7 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// Moves an eviction to the previous or the next window of its storage.
     fn shift(&mut self) -> bool {
-        let Some(from) = self.draw(Self::wish_to_keep) else { return false };
+        let Some(from) = self.draw(Self::is_evicted) else { return false };
         let to = self.siblings[from.index()][self.random.below(2)];
         let action = self.plan.action(from);
         if to == NONE || !allows(&self.problem, WindowId(to), action) || self.plan.action(WindowId(to)) != Action::Keep
@@ -308,7 +308,7 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// Swaps what is recomputed, or the other way round.
     fn other_eviction(&mut self) -> bool {
-        let Some(id) = self.draw(Self::wish_to_keep) else { return false };
+        let Some(id) = self.draw(Self::is_evicted) else { return false };
         let other = if self.plan.action(id) == Action::Swap { Action::Recompute } else { Action::Swap };
         if !allows(&self.problem, id, other) {
             return false;
@@ -318,7 +318,7 @@ impl<'a, 'b> Walk<'a, 'b> {
     }
 
     fn keep_one(&mut self) -> bool {
-        let drawn = self.draw(Self::wish_to_keep);
+        let drawn = self.draw(Self::is_evicted);
         drawn.is_some_and(|id| {
             self.change(id, Action::Keep);
             true
@@ -332,60 +332,30 @@ impl<'a, 'b> Walk<'a, 'b> {
         })
     }
 
-    /// One of the useful windows, as likely as its weight.
-    fn draw(&mut self, weight: impl Fn(&Self, WindowId) -> f32) -> Option<WindowId> {
+    /// One of the useful windows that are `eligible`.
+    fn draw(&mut self, eligible: impl Fn(&Self, WindowId) -> bool) -> Option<WindowId> {
         let mut drawn = std::mem::take(&mut self.drawn);
         drawn.clear();
-        let mut total = 0.0;
-        for &id in &self.useful {
-            let weight = weight(self, id);
-            if weight > 0.0 {
-                total += weight;
-                drawn.push((total, id));
-            }
-        }
-        let at = self.random.unit() * total;
-        let position = drawn.partition_point(|&(until, _)| until < at);
-        let found = drawn.get(position).or(drawn.last()).map(|&(_, id)| id);
+        drawn.extend(self.useful.iter().copied().filter(|&id| eligible(self, id)));
+        let found = (!drawn.is_empty()).then(|| drawn[self.random.below(drawn.len())]);
         self.drawn = drawn;
         found
     }
 
-    /// How much an evicted window asks to be kept; nothing, if it is kept.
-    fn wish_to_keep(&self, id: WindowId) -> f32 {
-        if self.plan.action(id) == Action::Keep { 0.0 } else { self.share_of(id, Action::Keep) }
+    fn is_kept(&self, id: WindowId) -> bool {
+        self.plan.action(id) == Action::Keep
     }
 
-    /// How much a kept window asks to be evicted; nothing, if it is evicted.
-    fn wish_to_evict(&self, id: WindowId) -> f32 {
-        if self.plan.action(id) == Action::Keep { 1.0 - self.share_of(id, Action::Keep) + UNLIKELY } else { 0.0 }
+    fn is_evicted(&self, id: WindowId) -> bool {
+        !self.is_kept(id)
     }
 
-    /// The prior's share of an action: one half, where there is no prior.
-    fn share_of(&self, id: WindowId, action: Action) -> f32 {
-        let Some(prior) = self.prior else { return 0.5 };
-        let total: f32 = ACTIONS.iter().map(|&other| prior.weight(id.index(), other)).sum();
-        (prior.weight(id.index(), action) / total.max(f32::MIN_POSITIVE)).max(UNLIKELY)
-    }
-
-    /// A legal action that is `wanted`, as likely as the prior says.
+    /// A legal action that is `wanted`.
     fn draw_action(&mut self, id: WindowId, wanted: impl Fn(Action) -> bool) -> Option<Action> {
-        let weight = |action: Action| match self.prior {
-            _ if !wanted(action) || !allows(&self.problem, id, action) => 0.0,
-            Some(prior) => prior.weight(id.index(), action).max(UNLIKELY),
-            None => 1.0,
-        };
-        let weights = ACTIONS.map(|action| (action, weight(action)));
-        let total: f32 = weights.iter().map(|(_, weight)| weight).sum();
-        let mut rest = self.random.unit() * total;
-        let mut drawn = None;
-        for (action, weight) in weights.into_iter().filter(|(_, weight)| *weight > 0.0) {
-            if drawn.is_none() || rest > 0.0 {
-                drawn = Some(action);
-            }
-            rest -= weight;
-        }
-        drawn
+        let problem = &self.problem;
+        let legal = || ACTIONS.into_iter().filter(|&action| wanted(action) && allows(problem, id, action));
+        let count = legal().count();
+        (count > 0).then(|| self.random.below(count)).and_then(|drawn| legal().nth(drawn))
     }
 
     /// Frees a stretch of the iteration and sweeps it anew, with other preferences.
@@ -402,8 +372,17 @@ impl<'a, 'b> Walk<'a, 'b> {
                 self.plan.set(id, Action::Keep);
             }
         }
-        let noise = self.random.unit() * 2.0;
-        self.resweep(noise);
+        match self.guide.take() {
+            Some(mut guide) if self.random.below(2) == 0 => {
+                self.resweep(&mut guide);
+                self.guide = Some(guide);
+            }
+            guide => {
+                self.guide = guide;
+                let noise = self.random.unit() * 2.0;
+                self.resweep_by_price(noise);
+            }
+        }
         let (old, new) = (self.judge.cost(&before.1), self.judge.cost(&self.prediction));
         if !self.accepts(old, new, temperature) {
             self.go_to(&before.0, before.1);
@@ -411,11 +390,16 @@ impl<'a, 'b> Walk<'a, 'b> {
     }
 
     /// Lets a sweep make the plan at hand fit, cheapest price per byte first, prices being multiplied by noise.
-    fn resweep(&mut self, noise: f32) {
+    fn resweep_by_price(&mut self, noise: f32) {
         let mut policy = NoisyPrice::new(SplitMix64::new(self.random.next()), noise);
+        self.resweep(&mut policy);
+    }
+
+    /// Lets `policy` make the plan at hand fit.
+    fn resweep(&mut self, policy: &mut dyn Policy) {
         let sweep = &mut self.sweep;
         sweep.restart(&self.plan);
-        sweep.decide(&mut policy);
+        sweep.decide(policy);
         self.plan.clone_from(sweep.plan());
         self.prediction = sweep.prediction();
         self.astray = true;

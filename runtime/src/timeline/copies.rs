@@ -1,8 +1,9 @@
 //! What the two channels are given: offloads, prefetches, and the slabs that small ones move in.
 
-use super::{PendingOffload, Residency, Retained, Timeline};
+use super::{PendingOffload, Pressed, Residency, Retained, Timeline};
 use crate::hardware::{SLAB_MEMBER_BYTES_MAX, Tier};
 use crate::lineage::WindowId;
+use crate::observation::Wait;
 use crate::plan::Action;
 use crate::schedule::Instruction;
 use crate::trace::StorageId;
@@ -112,6 +113,32 @@ impl Timeline<'_> {
             }
         }
         self.at.due.truncate(waiting);
+    }
+
+    /// Stops where a prefetch should start that has no room before it is too late.
+    pub(super) fn look_at_late_prefetches(&mut self) -> Result<(), Pressed> {
+        let first = self.late.partition_point(|late| late.wanted < self.operator);
+        for position in first..self.late.len() {
+            let late = self.late[position];
+            if late.wanted > self.operator {
+                break;
+            }
+            self.press_softly(late.missing_bytes, |timeline| timeline.wait_to_prefetch(late.window))?;
+        }
+        Ok(())
+    }
+
+    /// What it costs if a prefetch starts only where there is room for it.
+    fn wait_to_prefetch(&self, id: WindowId) -> Wait {
+        let (window, tier) = (self.lineage.window(id), self.placement.tier(id));
+        let start_ns = |operator: usize| self.lineage.start_ns(operator);
+        let needed_ns = start_ns(window.end as usize);
+        let before = self.prefetches.before(id).expect("a late prefetch is one");
+        let done_ns = start_ns(before) + self.copies.prefetch_ns(window.storage, tier);
+        Wait {
+            stall_ns: done_ns.saturating_sub(needed_ns),
+            slack_ns: needed_ns.saturating_sub(start_ns(self.operator)),
+        }
     }
 
     pub(super) fn prefetch(&mut self, id: WindowId) {

@@ -4,6 +4,7 @@ use super::{
     NO_WINDOW, OnPressure, PendingOffload, Pressed, RETAIN_DEPTH, Residency, Retained, RetainedEntry, Timeline, clamped,
 };
 use crate::lineage::{VersionId, WindowId};
+use crate::observation::Wait;
 use crate::plan::Action;
 use crate::schedule::Instruction;
 
@@ -176,13 +177,16 @@ impl Timeline<'_> {
                 (Some(offload), Some(position)) if self.is_cheaper_to_release(position, offload, deficit_bytes) => {
                     self.release_retained(position);
                 }
-                (Some(_), _) => self.finish_next_offload(),
+                (Some(_), _) => {
+                    self.press_softly(deficit_bytes, |timeline| timeline.wait_for_offloads(deficit_bytes))?;
+                    self.finish_next_offload();
+                }
                 (None, Some(position)) => self.release_retained(position),
                 (None, None) => {
-                    if let OnPressure::Stop(actions) = self.on_pressure {
+                    if let OnPressure::Stop { actions, .. } = self.on_pressure {
                         self.collect_open_windows(actions);
                         if !self.open.is_empty() {
-                            return Err(Pressed { deficit_bytes });
+                            return Err(Pressed { deficit_bytes, wait: None });
                         }
                     }
                     break;
@@ -193,6 +197,19 @@ impl Timeline<'_> {
             notes.memory_stall_ns += self.at.result.stall_ns - stall_ns;
         }
         Ok(())
+    }
+
+    /// What it costs to wait for as many of the offloads under way as give `deficit_bytes` back.
+    fn wait_for_offloads(&self, deficit_bytes: u64) -> Wait {
+        let (mut freed_bytes, mut done_ns) = (0, self.at.now_ns);
+        for offload in &self.at.offloads {
+            if freed_bytes >= deficit_bytes {
+                break;
+            }
+            freed_bytes += self.bytes(offload.storage);
+            done_ns = offload.done_ns;
+        }
+        Wait { stall_ns: done_ns.saturating_sub(self.at.now_ns), slack_ns: 0 }
     }
 
     /// Whether restoring a retained entry once more would take less time than waiting for the oldest offload now, each

@@ -198,7 +198,14 @@ impl Residency {
         if reactive.reads_features() {
             features.resize(candidates.len() * FEATURES, 0.0);
             let makespan_ns = facts.makespan_ns.max(elapsed_ns);
-            let scene = Scene { makespan_ns, elapsed_ns, deficit_bytes, offload_claimed_ns: 0, prefetch_claimed_ns: 0 };
+            let scene = Scene {
+                makespan_ns,
+                elapsed_ns,
+                deficit_bytes,
+                wait: None,
+                offload_claimed_ns: 0,
+                prefetch_claimed_ns: 0,
+            };
             // The highest demand known, and all that is known to be over the budget, is here and now.
             let ahead = |row: usize| Ahead {
                 covers_peak: true,
@@ -208,7 +215,8 @@ impl Residency {
             };
             facts.describer.describe(&scene, candidates, ahead, features);
         }
-        let pressure = Pressure { operator: 0, deficit_bytes, budget_bytes: facts.line_bytes, candidates, features };
+        let pressure =
+            Pressure { operator: 0, deficit_bytes, budget_bytes: facts.line_bytes, wait: None, candidates, features };
         let chosen = reactive.choose(&pressure).or_else(|| Dtr.choose(&pressure));
         facts.policy = reactive;
         chosen.map(|Choice { candidate, action }| (facts.entries[candidate], action))

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod draw;
+pub mod drawn_policy;
 pub mod interpreter;
 pub mod oracle;
 pub mod problems;
