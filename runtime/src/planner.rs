@@ -80,9 +80,29 @@ pub const LEARNED_SEARCH: &str = "learned+search";
 pub const SEARCH: &str = "search";
 
 /// The baselines that are asked, in this order: those that were the best most often for the time they take come first, and
-/// those that need next to none between them.
-pub const PORTFOLIO: [&str; 10] =
-    ["appobmem", "superneurons", "dtr", "capuchin", "dtr-swap", "msps", "autoswap", "cheapest", "vdnn++", "chen"];
+/// those that need next to none between them. Keep-all and chance are not among them.
+pub const PORTFOLIO: [&str; 20] = [
+    "appobmem",
+    "superneurons",
+    "dtr",
+    "capuchin",
+    "dtr-swap",
+    "msps",
+    "autoswap",
+    "cheapest",
+    "vdnn++",
+    "chen",
+    "dtr-eq",
+    "lru",
+    "dtr-local",
+    "largest",
+    "megengine",
+    "vdnn-dyn",
+    "vdnn-all",
+    "vdnn-conv",
+    "sentinel",
+    "heat",
+];
 
 /// Shares of the budget that decodes are made for, beside the whole of it: what is left is room for prefetches, which no
 /// pressure point asks for, and without which operators wait for data.

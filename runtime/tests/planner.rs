@@ -56,6 +56,12 @@ fn planning_is_never_worse_than_a_decode_or_a_baseline_of_its_portfolio_and_tell
 }
 
 #[test]
+fn every_baseline_but_two_is_in_the_portfolio() {
+    let missing: Vec<_> = BASELINES.iter().filter(|name| !PORTFOLIO.contains(name)).collect();
+    assert_eq!(missing, [&"keep-all", &"random"]);
+}
+
+#[test]
 fn without_time_there_is_one_decode_and_where_it_does_not_fit_whatever_baseline_does() {
     let (mut decodes, mut others) = (0, 0);
     for_random_problems(150, 60, |seed, problem| {

@@ -46,7 +46,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// How to learn. Imitation is best refined: train with `--from` and another algorithm on what it gives
-    #[arg(long, value_enum, default_value_t = Algorithm::Ppo, value_name = "NAME")]
+    #[arg(long, value_enum, default_value_t = Algorithm::Imitation, value_name = "NAME")]
     algorithm: Algorithm,
     /// Start from the network of this policy, in place of a random one
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
