@@ -175,6 +175,9 @@ fn differences<'p>(one: &'p [Action], other: &'p [Action]) -> impl Iterator<Item
     })
 }
 
+/// A wait of less than one in so many parts of the iteration is not worth a question.
+const WAIT_SHARE_MIN: u64 = 10_000;
+
 /// The predictor for one trace and its slow tiers. Reusable: a run allocates nothing once its buffers have grown.
 pub struct Timeline<'a> {
     trace: &'a Trace,
@@ -684,11 +687,15 @@ impl<'a> Timeline<'a> {
         if self.operator < patient_until {
             return Ok(());
         }
+        let wait = wait(self);
+        if wait.stall_ns * WAIT_SHARE_MIN <= self.lineage.keep_all_makespan_ns() {
+            return Ok(());
+        }
         self.collect_open_windows(actions);
         if self.open.is_empty() {
             return Ok(());
         }
-        Err(Pressed { deficit_bytes, wait: Some(wait(self)) })
+        Err(Pressed { deficit_bytes, wait: Some(wait) })
     }
 
     fn may_evict(&self, window: &Window, actions: ActionSet) -> bool {
