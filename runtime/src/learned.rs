@@ -1,7 +1,7 @@
 //! The learned policy: the network's scores, made a choice.
 
 use crate::network::Network;
-use crate::observation::Pressure;
+use crate::observation::{FEATURES, Pressure};
 use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
@@ -49,16 +49,15 @@ impl Policy for LearnedPolicy {
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let mut best: Option<(f32, Choice)> = None;
-        for (candidate, facts) in pressure.candidates.iter().enumerate() {
-            if !facts.can_swap && !facts.can_recompute {
-                continue;
-            }
-            let logits = self.network.logits(pressure.row(candidate));
+        let LearnedPolicy { network, decode } = self;
+        let features = &pressure.features[..pressure.candidates.len() * FEATURES];
+        network.for_each_logits(features, |candidate, logits| {
+            let facts = &pressure.candidates[candidate];
             for (action, logit) in [Action::Swap, Action::Recompute].into_iter().zip(logits) {
                 if !facts.allows(action) {
                     continue;
                 }
-                let score = match &mut self.decode {
+                let score = match decode {
                     Decode::Greedy => logit,
                     Decode::Sampled(random) => logit + random.gumbel(),
                 };
@@ -66,7 +65,7 @@ impl Policy for LearnedPolicy {
                     best = Some((score, Choice { candidate, action }));
                 }
             }
-        }
+        });
         best.map(|(_, choice)| choice)
     }
 }
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
     use crate::lineage::WindowId;
     use crate::network::tests::drawn;
-    use crate::observation::{Candidate, FEATURES};
+    use crate::observation::Candidate;
 
     fn candidate(can_swap: bool, can_recompute: bool) -> Candidate {
         Candidate {

@@ -3,6 +3,9 @@
 //! A planner, an environment and a baseline all walk an iteration this way. The sweep knows what can be
 //! evicted and what that would cost; it does not know what is wise.
 
+#[cfg(test)]
+mod direct;
+
 use crate::estimate::Estimator;
 use crate::hardware::SlowTiers;
 use crate::lineage::Lineage;
@@ -142,17 +145,10 @@ impl<'a> Sweep<'a> {
     }
 
     fn observe(&mut self, operator: usize, deficit_bytes: u64) {
-        self.estimator.look(&self.problem, &self.timeline, operator);
-        self.candidates.clear();
-        for &window in self.timeline.open_windows() {
-            let candidate = self.estimator.candidate(&self.problem, &self.timeline, operator, window);
-            if candidate.can_swap || candidate.can_recompute {
-                self.candidates.push(candidate);
-            }
-        }
-        self.features.clear();
+        self.estimator.find_candidates(&self.problem, &self.timeline, operator, &mut self.candidates);
+        // All of it is filled in.
+        self.features.resize(if self.described { self.candidates.len() * FEATURES } else { 0 }, 0.0);
         if self.described {
-            self.features.resize(self.candidates.len() * FEATURES, 0.0);
             let point = (operator, deficit_bytes);
             self.estimator.describe(&self.problem, &self.timeline, point, &self.candidates, &mut self.features);
         }
