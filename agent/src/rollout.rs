@@ -5,7 +5,6 @@
 
 use plimsoll_env::environment::{Environment, Observation, StepResult};
 use plimsoll_runtime::network::{Network, NetworkWeights};
-use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::plan::Action;
 use plimsoll_runtime::policy::Choice;
 use rand::RngExt;
@@ -199,13 +198,12 @@ impl Sampler {
     }
 
     fn score(&mut self, observation: &Observation) {
-        self.legal.clear();
-        let rows = observation.features.chunks_exact(FEATURES).zip(&observation.action_mask);
-        for (candidate, (row, mask)) in rows.enumerate().filter(|(_, (_, mask))| mask.contains(&true)) {
-            let logits = self.network.logits(row);
-            let legal = (0..2).filter(|&action| mask[action]);
-            self.legal.extend(legal.map(|action| (2 * candidate + action, logits[action])));
-        }
+        let Sampler { network, legal } = self;
+        legal.clear();
+        network.for_each_logits(&observation.features, |candidate, logits| {
+            let lawful = (0..2).filter(|&action| observation.action_mask[candidate][action]);
+            legal.extend(lawful.map(|action| (2 * candidate + action, logits[action])));
+        });
         assert!(!self.legal.is_empty(), "an observation offers at least one legal eviction");
     }
 

@@ -1,29 +1,30 @@
 //! What evicting a storage would cost, given what is evicted already: the facts and features of candidates.
+//!
+//! A decision leaves most of them as they were. What does not change between two pressure points is not found out again:
+//! see [`reruns`], [`Outlook`] and [`Describer`].
 
+mod reruns;
+
+use self::reruns::Reruns;
 use crate::features::{Ahead, Describer, Scene};
 use crate::hardware::Tier;
-use crate::lineage::{Lineage, VersionId, WindowId};
+use crate::lineage::{Lineage, WindowId};
 use crate::observation::Candidate;
 use crate::outlook::Outlook;
-use crate::plan::Action;
+use crate::plan::{Action, ActionSet};
 use crate::sweep::Problem;
 use crate::timeline::{Pressed, Timeline};
 
-/// Reruns looked at when a candidate's recompute time is estimated.
-const ANCESTORS_MAX: usize = 256;
-
 /// Estimates what evicting a window would cost, given what is evicted already. Owns the scratch it needs.
 pub(crate) struct Estimator {
-    /// Prefetch time claimed by swapped windows that end before each operator index, running total.
-    prefetch_claimed_ns: Vec<u64>,
+    /// Ends of swapped windows after the pressure point, and the prefetch time claimed until each, that included.
+    claims: Vec<(u32, u64)>,
     offload_claimed_ns: u64,
-    /// Whether anything is dropped at the pressure point.
-    has_dropped: bool,
-    /// Per window: time to rebuild it where nothing is dropped, once it is known.
-    undropped_ns: Vec<Option<u64>>,
-    visited: Vec<u32>,
-    visit: u32,
-    stack: Vec<VersionId>,
+    /// Per candidate: prefetch time claimed from the pressure point until its window's end.
+    claimed_ns: Vec<u64>,
+    /// Per operator index: that of the highest keep-all bytes from it on.
+    peak_ahead: Vec<u32>,
+    reruns: Reruns,
     outlook: Outlook,
     describer: Describer,
 }
@@ -31,52 +32,72 @@ pub(crate) struct Estimator {
 impl Estimator {
     pub(crate) fn new(problem: &Problem<'_>) -> Self {
         Estimator {
-            prefetch_claimed_ns: vec![0; problem.trace.operators.len() + 2],
+            claims: Vec::new(),
             offload_claimed_ns: 0,
-            has_dropped: false,
-            undropped_ns: vec![None; problem.lineage.windows().len()],
-            visited: vec![0; problem.lineage.versions().len()],
-            visit: 0,
-            stack: Vec::new(),
-            outlook: Outlook::default(),
+            claimed_ns: Vec::new(),
+            peak_ahead: peaks_ahead(problem.lineage),
+            reruns: Reruns::new(problem.lineage),
+            outlook: Outlook::new(problem.trace.operators.len()),
             describer: Describer::default(),
         }
     }
 
     /// Adds up what the copy channels were given.
-    pub(crate) fn look(&mut self, problem: &Problem<'_>, timeline: &Timeline<'_>, operator: usize) {
+    fn look(&mut self, problem: &Problem<'_>, timeline: &Timeline<'_>, operator: usize) {
         let copies = timeline.copies();
-        self.has_dropped = timeline.has_dropped();
-        self.prefetch_claimed_ns.fill(0);
+        self.claims.clear();
         self.offload_claimed_ns = 0;
+        let mut claimed_ns = 0;
         for &id in timeline.evicted() {
-            let window = problem.lineage.window(id);
             if timeline.actions()[id.index()] == Action::Swap {
-                let tier = timeline.placement().tier(id);
+                let (window, tier) = (problem.lineage.window(id), timeline.placement().tier(id));
                 if (window.start as usize) <= operator {
                     self.offload_claimed_ns += copies.offload_ns(window.storage, tier);
                 }
-                if window.used_again {
-                    self.prefetch_claimed_ns[window.end as usize + 1] += copies.prefetch_ns(window.storage, tier);
+                if window.used_again && window.end as usize > operator {
+                    claimed_ns += copies.prefetch_ns(window.storage, tier);
+                    self.claims.push((window.end, claimed_ns));
                 }
             }
         }
-        for index in 1..self.prefetch_claimed_ns.len() {
-            self.prefetch_claimed_ns[index] += self.prefetch_claimed_ns[index - 1];
+        self.reruns.look(problem.lineage, timeline.dropped());
+    }
+
+    /// The windows that one of `actions` can evict at the pressure point before `operator`, with their facts.
+    pub(crate) fn find_candidates(
+        &mut self,
+        problem: &Problem<'_>,
+        timeline: &Timeline<'_>,
+        (operator, actions): (usize, ActionSet),
+        candidates: &mut Vec<Candidate>,
+    ) {
+        self.look(problem, timeline, operator);
+        candidates.clear();
+        self.claimed_ns.clear();
+        let (mut claimed_ns, mut later) = (0, 0);
+        // Open windows are in order of their ends, and so are claims.
+        for &id in timeline.open_windows() {
+            let end = problem.lineage.window(id).end;
+            while let Some(&(_, until_ns)) = self.claims.get(later).filter(|&&(claimed, _)| claimed <= end) {
+                (claimed_ns, later) = (until_ns, later + 1);
+            }
+            let mut candidate = self.candidate(problem, timeline, operator, id, claimed_ns);
+            candidate.can_swap &= actions.swap;
+            candidate.can_recompute &= actions.recompute;
+            if candidate.can_swap || candidate.can_recompute {
+                candidates.push(candidate);
+                self.claimed_ns.push(claimed_ns);
+            }
         }
     }
 
-    /// Prefetch time claimed between the pressure point and operator index `end`, that included.
-    fn prefetch_claimed_until(&self, operator: usize, end: usize) -> u64 {
-        self.prefetch_claimed_ns[end + 1] - self.prefetch_claimed_ns[operator + 1]
-    }
-
-    pub(crate) fn candidate(
+    fn candidate(
         &mut self,
         problem: &Problem<'_>,
         timeline: &Timeline<'_>,
         operator: usize,
         id: WindowId,
+        claimed_ns: u64,
     ) -> Candidate {
         let (lineage, copies) = (problem.lineage, timeline.copies());
         let window = lineage.window(id);
@@ -91,31 +112,13 @@ impl Estimator {
         let offload_ns = copies.offload_ns(window.storage, tier);
         let prefetch_ns = if window.used_again { copies.prefetch_ns(window.storage, tier) } else { 0 };
         let offload_exposed_ns = (timeline.offload_free_ns().max(idle_since_ns) + offload_ns).saturating_sub(now_ns);
-        let prefetch_exposed_ns = if window.used_again {
-            let claimed = self.prefetch_claimed_until(operator, window.end as usize);
-            (claimed + prefetch_ns).saturating_sub(to_use_ns)
-        } else {
-            0
-        };
+        let prefetch_exposed_ns =
+            if window.used_again { (claimed_ns + prefetch_ns).saturating_sub(to_use_ns) } else { 0 };
         let producer = lineage.version(window.version).producer;
         let own_recompute_ns = producer.map_or(0, |producer| lineage.cost_ns(producer));
         let can_recompute = window.recomputable && problem.actions.recompute;
-        let recompute_ns = if can_recompute && window.used_again {
-            match self.undropped_ns[id.index()] {
-                Some(rebuild_ns) if !self.has_dropped => rebuild_ns,
-                _ => {
-                    let rebuild_ns = self.rebuild_ns(problem, timeline, window.version, window.end);
-                    if !self.has_dropped {
-                        self.undropped_ns[id.index()] = Some(rebuild_ns);
-                    }
-                    rebuild_ns
-                }
-            }
-        } else {
-            0
-        };
-        let (dropped_children_bytes, dropped_children_ns) =
-            if self.has_dropped { dropped_children(problem, timeline, window.version) } else { (0, 0) };
+        let recompute_ns = if can_recompute && window.used_again { self.reruns.rebuild_ns(lineage, id) } else { 0 };
+        let children = self.reruns.children(lineage, window.version);
         Candidate {
             window: id,
             bytes,
@@ -127,67 +130,36 @@ impl Estimator {
             contention_ns: copies.contention_ns(window.storage, tier) * if window.used_again { 2 } else { 1 },
             own_recompute_ns,
             recompute_ns,
-            dropped_children_bytes,
-            dropped_children_ns,
+            dropped_children_bytes: children.bytes,
+            dropped_children_ns: children.ns,
             used_again: window.used_again,
             can_swap: problem.actions.swap && room.is_some(),
             can_recompute,
         }
     }
 
-    /// Time to rebuild `version` before operator index `end`: its producer and every ancestor that will be dropped
-    /// or dead by then.
-    fn rebuild_ns(&mut self, problem: &Problem<'_>, timeline: &Timeline<'_>, version: VersionId, end: u32) -> u64 {
-        let lineage = problem.lineage;
-        self.visit += 1;
-        self.stack.clear();
-        self.stack.push(version);
-        self.visited[version.index()] = self.visit;
-        let (mut total, mut reruns) = (0, 0);
-        while let Some(version) = self.stack.pop() {
-            let Some(producer) = lineage.version(version).producer else { continue };
-            total += lineage.cost_ns(producer);
-            reruns += 1;
-            if reruns == ANCESTORS_MAX {
-                break;
-            }
-            for &output in lineage.replay_outputs(producer) {
-                self.visited[output.index()] = self.visit;
-            }
-            for &input in lineage.replay_inputs(producer) {
-                let there = lineage.version(input).until >= end && !timeline.is_dropped(input);
-                if !there && self.visited[input.index()] != self.visit {
-                    self.visited[input.index()] = self.visit;
-                    self.stack.push(input);
-                }
-            }
-        }
-        total
-    }
-
     /// Fills `features`, row-major `[candidates, FEATURES]` and one row more where waiting may be chosen, in the order of the
-    /// feature table.
+    /// feature table, for what [`Self::find_candidates`] found.
     pub(crate) fn describe(
         &mut self,
         problem: &Problem<'_>,
         timeline: &Timeline<'_>,
-        (operator, Pressed { deficit_bytes, wait }): (usize, Pressed),
+        (operator, Pressed { deficit_bytes, wait, .. }): (usize, Pressed),
         candidates: &[Candidate],
         features: &mut [f32],
     ) {
         let lineage = problem.lineage;
         self.outlook.look(lineage, timeline.evicted(), operator, problem.budget_bytes);
-        let horizon = problem.trace.operators.len();
         let scene = Scene {
             makespan_ns: lineage.keep_all_makespan_ns(),
             elapsed_ns: lineage.start_ns(operator),
             deficit_bytes,
             wait,
             offload_claimed_ns: self.offload_claimed_ns,
-            prefetch_claimed_ns: self.prefetch_claimed_until(operator.min(horizon), horizon),
+            prefetch_claimed_ns: self.claims.last().map_or(0, |&(_, claimed_ns)| claimed_ns),
         };
-        let peak_ahead = peak_ahead(lineage, operator);
-        let (outlook, claimed_ns) = (&self.outlook, &self.prefetch_claimed_ns);
+        let peak_ahead = self.peak_ahead[operator];
+        let (outlook, claimed_ns) = (&self.outlook, &self.claimed_ns);
         let ahead = |row: usize| {
             let window = lineage.window(candidates[row].window);
             let (over_budget_time, over_budget_area) = outlook.shares(window, candidates[row].bytes);
@@ -195,40 +167,23 @@ impl Estimator {
                 covers_peak: window.start <= peak_ahead && peak_ahead < window.end,
                 over_budget_time,
                 over_budget_area,
-                prefetch_claimed_ns: claimed_ns[window.end as usize + 1] - claimed_ns[operator + 1],
+                prefetch_claimed_ns: claimed_ns[row],
             }
         };
         self.describer.describe(&scene, candidates, ahead, features);
     }
 }
 
-/// Operator index of the highest keep-all bytes from `operator` on.
-fn peak_ahead(lineage: &Lineage, operator: usize) -> u32 {
-    let ahead = &lineage.keep_all_bytes()[operator..];
-    let mut peak = 0;
-    for (offset, &bytes) in ahead.iter().enumerate() {
-        if bytes > ahead[peak] {
-            peak = offset;
+/// Per operator index: that of the highest keep-all bytes from it on, the first of equals.
+fn peaks_ahead(lineage: &Lineage) -> Vec<u32> {
+    let bytes = lineage.keep_all_bytes();
+    let mut peaks = vec![0; bytes.len()];
+    let mut peak = bytes.len() - 1;
+    for index in (0..bytes.len()).rev() {
+        if bytes[index] >= bytes[peak] {
+            peak = index;
         }
+        peaks[index] = peak as u32;
     }
-    (operator + peak) as u32
-}
-
-/// Bytes and rebuild time of dropped storages that `version` would help to rebuild.
-fn dropped_children(problem: &Problem<'_>, timeline: &Timeline<'_>, version: VersionId) -> (u64, u64) {
-    let lineage = problem.lineage;
-    let (mut bytes, mut time) = (0, 0);
-    for &consumer in lineage.consumers(version) {
-        let mut feeds = false;
-        for &output in lineage.replay_outputs(consumer) {
-            if timeline.is_dropped(output) {
-                bytes += lineage.bytes(lineage.version(output).storage);
-                feeds = true;
-            }
-        }
-        if feeds {
-            time += lineage.cost_ns(consumer);
-        }
-    }
-    (bytes, time)
+    peaks
 }

@@ -33,11 +33,121 @@ pub(crate) struct Ahead {
     pub(crate) prefetch_claimed_ns: u64,
 }
 
-/// Scratch for [`Describer::describe`].
-#[derive(Debug, Default)]
+/// Fills the feature table in. Of a candidate that it has described before it takes up what has not changed.
+#[derive(Debug)]
 pub(crate) struct Describer {
-    by_price: Vec<(f32, u32)>,
+    /// Price per byte and row, in order.
+    by_price: Vec<Price>,
     cheaper_bytes: Vec<u64>,
+    /// Per [`Candidate::window`]: what was computed for it last.
+    known: Vec<Known>,
+    makespan_ns: u64,
+    logarithms: Logarithms,
+    logarithms_1p: Logarithms,
+}
+
+impl Default for Describer {
+    fn default() -> Self {
+        Describer {
+            by_price: Vec::new(),
+            cheaper_bytes: Vec::new(),
+            known: Vec::new(),
+            makespan_ns: 0,
+            logarithms: Logarithms::new(f32::ln),
+            logarithms_1p: Logarithms::new(f32::ln_1p),
+        }
+    }
+}
+
+/// A price per byte, and whose it is: as one number, which is in the order of prices and then of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Price(u64);
+
+impl Price {
+    /// Floats that are not negative are in the order of their bits.
+    fn new(per_byte: f32, row: usize) -> Self {
+        debug_assert!(per_byte >= 0.0);
+        Price(u64::from(per_byte.to_bits()) << 32 | row as u64)
+    }
+
+    fn per_byte(self) -> f32 {
+        f32::from_bits((self.0 >> 32) as u32)
+    }
+
+    fn row(self) -> usize {
+        self.0 as u32 as usize
+    }
+}
+
+/// Features that stand on few of a candidate's facts, and those facts.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    gap_ns: u64,
+    transfer_ns: u64,
+    recompute_ns: u64,
+    own_recompute_ns: u64,
+    log_gap: f32,
+    log_transfer_to_gap: f32,
+    log_recompute_to_transfer: f32,
+    own_recompute: f32,
+}
+
+const UNKNOWN: Known = Known {
+    gap_ns: u64::MAX,
+    transfer_ns: u64::MAX,
+    recompute_ns: u64::MAX,
+    own_recompute_ns: u64::MAX,
+    log_gap: 0.0,
+    log_transfer_to_gap: 0.0,
+    log_recompute_to_transfer: 0.0,
+    own_recompute: 0.0,
+};
+
+impl Known {
+    /// Brings it up to date with `candidate`.
+    fn learn(&mut self, candidate: &Candidate, makespan: f32) {
+        let same_copies = self.gap_ns == candidate.gap_ns && self.transfer_ns == candidate.transfer_ns;
+        let (transfer, gap) = (float(candidate.transfer_ns.max(1)), float(candidate.gap_ns.max(1)));
+        if !same_copies {
+            (self.gap_ns, self.transfer_ns) = (candidate.gap_ns, candidate.transfer_ns);
+            self.log_gap = (gap / makespan).ln().clamp(-10.0, 0.0);
+            self.log_transfer_to_gap = (transfer / gap).ln().clamp(-6.0, 6.0);
+        }
+        if !same_copies || self.recompute_ns != candidate.recompute_ns {
+            self.recompute_ns = candidate.recompute_ns;
+            let recompute = float(candidate.recompute_ns).max(1.0);
+            self.log_recompute_to_transfer = (recompute / transfer).ln().clamp(-6.0, 6.0);
+        }
+        if self.own_recompute_ns != candidate.own_recompute_ns {
+            self.own_recompute_ns = candidate.own_recompute_ns;
+            self.own_recompute = (1000.0 * (float(candidate.own_recompute_ns) / makespan)).ln_1p();
+        }
+    }
+}
+
+/// Logarithms of numbers that come again and again, by their bits.
+#[derive(Debug)]
+struct Logarithms {
+    of: fn(f32) -> f32,
+    known: [(f32, f32); Logarithms::KNOWN],
+}
+
+impl Logarithms {
+    const KNOWN: usize = 256;
+
+    fn new(of: fn(f32) -> f32) -> Self {
+        Logarithms { of, known: [(f32::NAN, 0.0); Logarithms::KNOWN] }
+    }
+
+    fn get(&mut self, number: f32) -> f32 {
+        let bits = number.to_bits();
+        let place = (bits.wrapping_mul(0x9e37_79b9) >> 24) as usize % Logarithms::KNOWN;
+        let (known, value) = &mut self.known[place];
+        if known.to_bits() != bits {
+            (*known, *value) = (number, (self.of)(number));
+        }
+        *value
+    }
 }
 
 impl Describer {
@@ -50,70 +160,74 @@ impl Describer {
         ahead: impl Fn(usize) -> Ahead,
         features: &mut [f32],
     ) {
-        let makespan = scene.makespan_ns.max(1) as f32;
-        let deficit = scene.deficit_bytes.max(1) as f32;
+        let makespan = float(scene.makespan_ns.max(1));
+        let deficit = float(scene.deficit_bytes.max(1));
         let total_bytes: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();
-        let elapsed = scene.elapsed_ns as f32;
+        let elapsed = float(scene.elapsed_ns);
         let left = (makespan - elapsed).max(1.0);
-        let claimed_after = scene.prefetch_claimed_ns as f32;
-        let offload_backlog = (scene.offload_claimed_ns as f32 / elapsed.max(1.0)).min(4.0) / 4.0;
-        let prefetch_backlog = (claimed_after / left).min(4.0) / 4.0;
-        let severity = (deficit / total_bytes.max(1) as f32).min(1.0);
+        let claimed_after = float(scene.prefetch_claimed_ns);
         let may_wait = f32::from(u8::from(scene.wait.is_some()));
-        let [wait_stall, wait_slack] = scene
-            .wait
-            .map_or([0.0; 2], |wait| [compressed(wait.stall_ns as f32 / makespan), wait.slack_ns as f32 / makespan]);
+        let [wait_stall, wait_slack] = scene.wait.map_or([0.0; 2], |wait| {
+            [(1000.0 * (float(wait.stall_ns) / makespan)).ln_1p(), float(wait.slack_ns) / makespan]
+        });
         self.rank_by_price(candidates);
-        let (cheapest, _) = self.by_price.first().copied().unwrap_or((0.0, 0));
-        let rows = features.chunks_exact_mut(FEATURES);
+        self.make_room(scene, candidates);
+        let cheapest = self.by_price.first().map_or(0.0, |price| price.per_byte());
+        let offload_backlog = (float(scene.offload_claimed_ns) / elapsed.max(1.0)).min(4.0) / 4.0;
+        let prefetch_backlog = (claimed_after / left).min(4.0) / 4.0;
+        let severity = (deficit / float(total_bytes.max(1))).min(1.0);
+        let progress = elapsed / makespan;
+        let (ln, ln_1p) = (&mut self.logarithms, &mut self.logarithms_1p);
+        let mut compressed = |share: f32| ln_1p.get(1000.0 * share);
+        let rows = features.as_chunks_mut::<FEATURES>().0;
         for (index, ((candidate, row), &cheaper)) in candidates.iter().zip(rows).zip(&self.cheaper_bytes).enumerate() {
-            let bytes = candidate.bytes as f32;
+            let known = &mut self.known[candidate.window.index()];
+            known.learn(candidate, makespan);
+            let bytes = float(candidate.bytes);
             let covered = (bytes / deficit).min(1.0);
-            let transfer = candidate.transfer_ns.max(1) as f32;
-            let gap = candidate.gap_ns.max(1) as f32;
-            let recompute = candidate.recompute_ns as f32;
-            let own = (candidate.own_recompute_ns as f32).min(recompute);
+            let transfer = float(candidate.transfer_ns.max(1));
+            let recompute = float(candidate.recompute_ns);
+            let own = float(candidate.own_recompute_ns).min(recompute);
             let ahead = ahead(index);
-            let price = candidate.price_ns() as f32;
-            let values: [f32; FEATURES] = [
+            let price = float(candidate.price_ns());
+            *row = [
                 covered,
-                (bytes / deficit).ln().clamp(-6.0, 6.0),
-                (cheaper as f32 / deficit).min(4.0) / 4.0,
+                ln.get(bytes / deficit).clamp(-6.0, 6.0),
+                (float(cheaper) / deficit).min(4.0) / 4.0,
                 f32::from(u8::from(ahead.covers_peak)),
-                (gap / makespan).ln().clamp(-10.0, 0.0),
-                (transfer / gap).ln().clamp(-6.0, 6.0),
-                (recompute.max(1.0) / transfer).ln().clamp(-6.0, 6.0),
-                compressed(candidate.swap_ns() as f32 / makespan / covered),
+                known.log_gap,
+                known.log_transfer_to_gap,
+                known.log_recompute_to_transfer,
+                compressed(float(candidate.swap_ns()) / makespan / covered),
                 compressed(recompute / makespan / covered),
-                compressed(candidate.own_recompute_ns as f32 / makespan),
+                known.own_recompute,
                 if recompute > 0.0 { 1.0 - own / recompute } else { 0.0 },
-                (candidate.dropped_children_bytes as f32 / deficit).min(4.0) / 4.0,
-                candidate.staleness_ns as f32 / makespan,
-                candidate.to_use_ns as f32 / makespan,
+                (float(candidate.dropped_children_bytes) / deficit).min(4.0) / 4.0,
+                float(candidate.staleness_ns) / makespan,
+                float(candidate.to_use_ns) / makespan,
                 f32::from(u8::from(!candidate.used_again)),
                 offload_backlog,
                 prefetch_backlog,
                 f32::from(u8::from(candidate.can_recompute)),
-                elapsed / makespan,
+                progress,
                 severity,
                 ahead.over_budget_time,
                 ahead.over_budget_area,
                 compressed(price / makespan / ahead.over_budget_area.max(SHARE_MIN)),
-                ((price / bytes.max(1.0) + PRICE_MIN) / (cheapest + PRICE_MIN)).ln().min(6.0) / 6.0,
-                ((ahead.prefetch_claimed_ns as f32 + transfer) / candidate.to_use_ns.max(1) as f32).min(4.0) / 4.0,
+                ln.get((price / bytes.max(1.0) + PRICE_MIN) / (cheapest + PRICE_MIN)).min(6.0) / 6.0,
+                ((float(ahead.prefetch_claimed_ns) + transfer) / float(candidate.to_use_ns.max(1))).min(4.0) / 4.0,
                 0.0,
                 may_wait,
                 wait_stall,
                 wait_slack,
             ];
-            row.copy_from_slice(&values);
         }
         if let Some(row) = features.chunks_exact_mut(FEATURES).nth(candidates.len()) {
             row.fill(0.0);
             for (column, value) in [
                 ("offload_backlog", offload_backlog),
                 ("prefetch_backlog", prefetch_backlog),
-                ("progress", elapsed / makespan),
+                ("progress", progress),
                 ("severity", severity),
                 ("is_wait", 1.0),
                 ("may_wait", may_wait),
@@ -123,21 +237,34 @@ impl Describer {
                 row[column_of(column)] = value;
             }
         }
-        debug_assert!(features.iter().all(|feature| feature.is_finite()));
+        debug_assert!(features.iter().fold(true, |finite, feature| finite & feature.is_finite()));
+    }
+
+    /// Sees to it that there is something known, if only nothing, of every candidate.
+    fn make_room(&mut self, scene: &Scene, candidates: &[Candidate]) {
+        if self.makespan_ns != scene.makespan_ns {
+            self.makespan_ns = scene.makespan_ns;
+            self.known.clear();
+        }
+        let slots = candidates.iter().map(|candidate| candidate.window.index() + 1).max().unwrap_or(0);
+        if self.known.len() < slots {
+            self.known.resize(slots, UNKNOWN);
+        }
     }
 
     /// For each candidate, the bytes that can be had at a lower price per byte.
     fn rank_by_price(&mut self, candidates: &[Candidate]) {
+        let price = |(row, candidate): (usize, &Candidate)| {
+            Price::new(float(candidate.price_ns()) / float(candidate.bytes.max(1)), row)
+        };
         self.by_price.clear();
-        for (row, candidate) in candidates.iter().enumerate() {
-            self.by_price.push((candidate.price_ns() as f32 / candidate.bytes.max(1) as f32, row as u32));
-        }
-        self.by_price.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        self.by_price.extend(candidates.iter().enumerate().map(price));
+        self.by_price.sort_unstable();
         self.cheaper_bytes.resize(candidates.len(), 0);
         let mut cheaper = 0;
-        for &(_, row) in &self.by_price {
-            self.cheaper_bytes[row as usize] = cheaper;
-            cheaper += candidates[row as usize].bytes;
+        for price in &self.by_price {
+            self.cheaper_bytes[price.row()] = cheaper;
+            cheaper += candidates[price.row()].bytes;
         }
     }
 }
@@ -152,6 +279,8 @@ fn column_of(name: &str) -> usize {
     FEATURE_TABLE.iter().position(|feature| feature.name == name).expect("a feature of the table")
 }
 
-fn compressed(share: f32) -> f32 {
-    (1000.0 * share).ln_1p()
+/// `number` as a float. Bytes and times are far below 2^63, and signed numbers are the quicker ones to convert.
+fn float(number: u64) -> f32 {
+    debug_assert!(i64::try_from(number).is_ok());
+    number as i64 as f32
 }

@@ -1,7 +1,7 @@
 //! The learned policy: the network's scores, made a choice.
 
 use crate::network::Network;
-use crate::observation::Pressure;
+use crate::observation::{FEATURES, Pressure};
 use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
@@ -13,6 +13,16 @@ enum Decode {
     Greedy,
     /// A draw from the softmax over the logits of all legal evictions, at temperature 1.
     Sampled(SplitMix64),
+}
+
+impl Decode {
+    /// The highest score wins.
+    fn score(&mut self, logit: f32) -> f32 {
+        match self {
+            Decode::Greedy => logit,
+            Decode::Sampled(random) => logit + random.gumbel(),
+        }
+    }
 }
 
 /// A policy that was trained on a model family.
@@ -42,15 +52,6 @@ impl LearnedPolicy {
     }
 }
 
-impl LearnedPolicy {
-    fn score(&mut self, logit: f32) -> f32 {
-        match &mut self.decode {
-            Decode::Greedy => logit,
-            Decode::Sampled(random) => logit + random.gumbel(),
-        }
-    }
-}
-
 impl Policy for LearnedPolicy {
     fn name(&self) -> &str {
         "learned"
@@ -62,24 +63,23 @@ impl Policy for LearnedPolicy {
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let mut best: Option<(f32, Choice)> = None;
-        for (candidate, facts) in pressure.candidates.iter().enumerate() {
-            if !facts.can_swap && !facts.can_recompute {
-                continue;
-            }
-            let logits = self.network.logits(pressure.row(candidate));
+        let LearnedPolicy { network, decode } = self;
+        let features = &pressure.features[..pressure.candidates.len() * FEATURES];
+        network.for_each_logits(features, |candidate, logits| {
+            let facts = &pressure.candidates[candidate];
             for (action, logit) in [Action::Swap, Action::Recompute].into_iter().zip(logits) {
                 if !facts.allows(action) {
                     continue;
                 }
-                let score = self.score(logit);
+                let score = decode.score(logit);
                 if best.is_none_or(|(highest, _)| score > highest) {
                     best = Some((score, Choice { candidate, action }));
                 }
             }
-        }
+        });
         if let Some(waiting) = pressure.waiting() {
-            let [logit, _] = self.network.logits(pressure.row(waiting.candidate));
-            let score = self.score(logit);
+            let [logit, _] = network.logits(pressure.row(waiting.candidate));
+            let score = decode.score(logit);
             if best.is_none_or(|(highest, _)| score > highest) {
                 best = Some((score, waiting));
             }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::lineage::WindowId;
     use crate::network::tests::drawn;
-    use crate::observation::{Candidate, FEATURES};
+    use crate::observation::Candidate;
 
     fn candidate(can_swap: bool, can_recompute: bool) -> Candidate {
         Candidate {

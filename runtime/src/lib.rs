@@ -5,9 +5,14 @@
 //! that policies share, the baselines, and, with the feature `torch`, what records and drives a real libtorch
 //! program. This crate knows nothing of how a policy is learned.
 
+// What tests share names the crate as its users do.
+#[cfg(test)]
+extern crate self as plimsoll_runtime;
+
 mod agenda;
 pub mod allocators;
 pub mod baselines;
+mod begun;
 mod estimate;
 mod features;
 pub mod file;

@@ -7,8 +7,11 @@
 //! Inference only, in plain Rust, without allocation. It knows nothing of training, of files, or of which
 //! evictions are legal.
 
+mod layer;
+
 use serde::{Deserialize, Serialize};
 
+use self::layer::{CANDIDATES, Layer};
 use crate::observation::FEATURES;
 
 /// Logits per candidate: swap, then recompute.
@@ -18,9 +21,6 @@ pub const HIDDEN_MAX: usize = 1024;
 /// Normalised features are held within ±this, so that one feature far from its training range cannot
 /// drown all others.
 pub const NORMALISED_MAX: f32 = 10.0;
-
-/// Outputs computed together: eight vectors of four lanes, enough to hide the latency of an addition.
-const LANES: usize = 32;
 
 /// Brings every feature to a mean of zero and a spread of one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -173,29 +173,23 @@ impl From<NetworkWeights> for UncheckedWeights {
 #[derive(Clone, Debug)]
 pub struct Network {
     normaliser: Normaliser,
-    hidden: [Panels; 2],
-    output: Rows,
-    scratch: Scratch,
-}
-
-/// What one candidate's evaluation passes through. Hidden layers are padded to whole panels.
-#[derive(Clone, Debug)]
-struct Scratch {
-    features: [f32; FEATURES],
-    hidden: [Vec<f32>; 2],
+    layers: [Layer; 3],
+    /// Normalised, a column for each candidate of those that are computed together.
+    features: [[f32; CANDIDATES]; FEATURES],
+    /// Per layer, likewise; the last has the logits.
+    outputs: [Vec<[f32; CANDIDATES]>; 3],
 }
 
 impl Network {
     /// Lays the weights out.
     pub fn new(weights: &NetworkWeights) -> Self {
         let [first, second, output] = weights.layers();
-        let hidden = [Panels::new(first), Panels::new(second)];
-        let padded = |panels: &Panels| vec![0.0; panels.bias.len()];
+        let layers = [Layer::new(first, true), Layer::new(second, true), Layer::new(output, false)];
         Network {
             normaliser: weights.normaliser.clone(),
-            output: Rows::new(output),
-            scratch: Scratch { features: [0.0; FEATURES], hidden: [padded(&hidden[0]), padded(&hidden[1])] },
-            hidden,
+            features: [[0.0; CANDIDATES]; FEATURES],
+            outputs: [0, 1, 2].map(|layer| vec![[0.0; CANDIDATES]; layers[layer].width()]),
+            layers,
         }
     }
 
@@ -206,106 +200,43 @@ impl Network {
     /// If `features` is not `[FEATURES]`.
     pub fn logits(&mut self, features: &[f32]) -> [f32; LOGITS] {
         assert_eq!(features.len(), FEATURES, "a row holds one value per feature");
-        let Scratch { features: normalised, hidden: [first, second] } = &mut self.scratch;
-        self.normaliser.apply(features, normalised);
-        self.hidden[0].forward(normalised, first);
-        self.hidden[1].forward(&first[..self.hidden[0].outputs], second);
-        self.output.forward(&second[..self.hidden[1].outputs])
-    }
-}
-
-/// A dense layer with ReLU, its weights in panels of [`LANES`] outputs, the last one padded with zeros.
-#[derive(Clone, Debug)]
-struct Panels {
-    outputs: usize,
-    /// `[panels, inputs, LANES]`.
-    weights: Vec<[f32; LANES]>,
-    /// `[panels · LANES]`.
-    bias: Vec<f32>,
-}
-
-impl Panels {
-    fn new(layer: &Dense) -> Self {
-        let outputs = layer.outputs();
-        let panels = outputs.div_ceil(LANES);
-        let mut bias = layer.bias.clone();
-        bias.resize(panels * LANES, 0.0);
-        let mut weights = Vec::with_capacity(panels * layer.weights.len() / outputs);
-        for start in (0..outputs).step_by(LANES) {
-            let width = LANES.min(outputs - start);
-            weights.extend(layer.weights.chunks_exact(outputs).map(|row| {
-                let mut lanes = [0.0; LANES];
-                lanes[..width].copy_from_slice(&row[start..start + width]);
-                lanes
-            }));
-        }
-        Panels { outputs, weights, bias }
+        let mut logits = [0.0; LOGITS];
+        self.for_each_logits(features, |_, found| logits = found);
+        logits
     }
 
-    /// Writes `max(0, input · weights + bias)` to `out`, which is `[panels · LANES]`. The widest vectors of the machine are
-    /// used; lanes do not mix, so the bits are the same on every machine.
-    fn forward(&self, input: &[f32], out: &mut [f32]) {
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has what the function asks for.
-            return unsafe { self.forward_in_wide_vectors(input, out) };
-        }
-        self.forward_in_vectors(input, out);
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn forward_in_wide_vectors(&self, input: &[f32], out: &mut [f32]) {
-        self.forward_in_vectors(input, out);
-    }
-
-    #[inline(always)]
-    fn forward_in_vectors(&self, input: &[f32], out: &mut [f32]) {
-        let panels = self.weights.chunks_exact(input.len());
-        let lanes = out.as_chunks_mut::<LANES>().0.iter_mut().zip(self.bias.as_chunks::<LANES>().0);
-        for (panel, (out, bias)) in panels.zip(lanes) {
-            let mut sums = *bias;
-            for (&value, weights) in input.iter().zip(panel) {
-                for (sum, weight) in sums.iter_mut().zip(weights) {
-                    *sum += value * weight;
-                }
+    /// Calls `each` with the row and the logits of every candidate, whose features are row-major `[candidates, FEATURES]`.
+    /// They are what [`Network::logits`] says of each, to the bit, at a fraction of the cost.
+    ///
+    /// # Panics
+    ///
+    /// If the last row is not whole.
+    pub fn for_each_logits(&mut self, features: &[f32], mut each: impl FnMut(usize, [f32; LOGITS])) {
+        let (rows, rest) = features.as_chunks::<FEATURES>();
+        assert!(rest.is_empty(), "a row holds one value per feature");
+        for (block, rows) in rows.chunks(CANDIDATES).enumerate() {
+            self.evaluate(rows);
+            let [swap, recompute] = self.outputs[2][..LOGITS] else { unreachable!("the last layer has two outputs") };
+            for (column, (&swap, &recompute)) in swap.iter().zip(&recompute).enumerate().take(rows.len()) {
+                each(block * CANDIDATES + column, [swap, recompute]);
             }
-            *out = sums.map(|sum| sum.max(0.0));
         }
     }
-}
 
-/// The output layer, its weights transposed: two dot products.
-#[derive(Clone, Debug)]
-struct Rows {
-    /// `[LOGITS][inputs]`.
-    weights: [Vec<f32>; LOGITS],
-    bias: [f32; LOGITS],
-}
-
-impl Rows {
-    fn new(layer: &Dense) -> Self {
-        let column = |output: usize| layer.weights.iter().copied().skip(output).step_by(LOGITS).collect();
-        Rows { weights: [column(0), column(1)], bias: [layer.bias[0], layer.bias[1]] }
-    }
-
-    fn forward(&self, input: &[f32]) -> [f32; LOGITS] {
-        [dot(&self.weights[0], input) + self.bias[0], dot(&self.weights[1], input) + self.bias[1]]
-    }
-}
-
-/// The dot product, in eight partial sums so that it becomes vector code.
-fn dot(left: &[f32], right: &[f32]) -> f32 {
-    let (left, left_rest) = left.as_chunks::<8>();
-    let (right, right_rest) = right.as_chunks::<8>();
-    let mut sums = [0.0; 8];
-    for (left, right) in left.iter().zip(right) {
-        for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
-            *sum += left * right;
+    /// Fills `outputs` for up to [`CANDIDATES`] rows. The other columns are computed beside them, for that takes no longer.
+    fn evaluate(&mut self, rows: &[[f32; FEATURES]]) {
+        for (column, row) in rows.iter().enumerate() {
+            let mut normalised = [0.0; FEATURES];
+            self.normaliser.apply(row, &mut normalised);
+            for (features, value) in self.features.iter_mut().zip(normalised) {
+                features[column] = value;
+            }
         }
+        let [first, second, logits] = &mut self.outputs;
+        self.layers[0].forward(&self.features, first);
+        self.layers[1].forward(first, second);
+        self.layers[2].forward(second, logits);
     }
-    let rest: f32 = left_rest.iter().zip(right_rest).map(|(left, right)| left * right).sum();
-    sums.iter().sum::<f32>() + rest
 }
 
 #[cfg(test)]

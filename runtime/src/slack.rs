@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-const BLOCK: usize = 32;
+/// Indices in a block.
+pub(crate) const BLOCK: usize = 32;
 
 /// Slack by operator index.
 #[derive(Debug)]
@@ -25,6 +26,19 @@ pub(crate) struct Free {
     pub(crate) least: i64,
     /// The slack of the index before, if that is what ended it.
     pub(crate) blocked_by: Option<i64>,
+}
+
+/// A part of a block.
+#[derive(Clone, Debug)]
+pub(crate) struct Stretch<'a> {
+    /// Its indices.
+    pub(crate) range: Range<usize>,
+    /// No index of it has less slack.
+    pub(crate) least: i64,
+    /// What each of its indices has on top of its value.
+    pub(crate) added: i64,
+    /// Per index.
+    pub(crate) values: std::iter::Copied<std::slice::Iter<'a, i64>>,
 }
 
 impl Slack {
@@ -74,6 +88,15 @@ impl Slack {
         let among = if bytes < 0 { part } else { block * BLOCK..self.values.len().min((block + 1) * BLOCK) };
         let found = self.values[among].iter().fold(i64::MAX, |least, &value| least.min(value)) + self.added[block];
         self.least[block] = if bytes < 0 { self.least[block].min(found) } else { found };
+    }
+
+    /// `range`, block by block.
+    pub(crate) fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = Stretch<'_>> {
+        (range.start / BLOCK..range.end.div_ceil(BLOCK)).map(move |block| {
+            let part = range.start.max(block * BLOCK)..range.end.min((block + 1) * BLOCK);
+            let values = self.values[part.clone()].iter().copied();
+            Stretch { range: part, least: self.least[block], added: self.added[block], values }
+        })
     }
 
     /// How far back from its end `range` has `bytes` of slack.

@@ -4,6 +4,9 @@
 //! A planner, an environment and a baseline all walk an iteration this way. The sweep knows what can be
 //! evicted and what that would cost; it does not know what is wise.
 
+#[cfg(test)]
+mod direct;
+
 use crate::estimate::Estimator;
 use crate::hardware::SlowTiers;
 use crate::lineage::Lineage;
@@ -86,7 +89,7 @@ impl<'a> Sweep<'a> {
 
     /// The pressure point where the sweep stands, or none when nothing more can or need be decided.
     pub fn pressure(&self) -> Option<Pressure<'_>> {
-        self.pressed.map(|(operator, Pressed { deficit_bytes, wait })| Pressure {
+        self.pressed.map(|(operator, Pressed { deficit_bytes, wait, .. })| Pressure {
             operator,
             deficit_bytes,
             budget_bytes: self.problem.budget_bytes,
@@ -172,18 +175,12 @@ impl<'a> Sweep<'a> {
     }
 
     fn observe(&mut self, operator: usize, pressed: Pressed) {
-        self.estimator.look(&self.problem, &self.timeline, operator);
-        self.candidates.clear();
-        for &window in self.timeline.open_windows() {
-            let candidate = self.estimator.candidate(&self.problem, &self.timeline, operator, window);
-            if candidate.can_swap || candidate.can_recompute {
-                self.candidates.push(candidate);
-            }
-        }
-        self.features.clear();
+        let point = (operator, pressed.actions);
+        self.estimator.find_candidates(&self.problem, &self.timeline, point, &mut self.candidates);
+        let rows = self.candidates.len() + usize::from(pressed.wait.is_some());
+        // All of it is filled in.
+        self.features.resize(if self.described { rows * FEATURES } else { 0 }, 0.0);
         if self.described {
-            let rows = self.candidates.len() + usize::from(pressed.wait.is_some());
-            self.features.resize(rows * FEATURES, 0.0);
             let point = (operator, pressed);
             self.estimator.describe(&self.problem, &self.timeline, point, &self.candidates, &mut self.features);
         }

@@ -23,6 +23,7 @@ pub use self::change::CHANGES_MAX;
 use self::explain::Notes;
 pub use self::explain::{Explanation, PeakBytes, TimeByCause};
 use crate::agenda::Agenda;
+use crate::begun::Begun;
 use crate::hardware::{CopyTimes, SlowTiers, Tier};
 use crate::lineage::{Lineage, Version, VersionId, Window, WindowId};
 use crate::moment::{LastRun, Moment, Segment};
@@ -154,6 +155,8 @@ pub(crate) struct Pressed {
     pub(crate) deficit_bytes: u64,
     /// What it costs to go on as decided; none where that exceeds the budget.
     pub(crate) wait: Option<Wait>,
+    /// Evictions that can help.
+    pub(crate) actions: ActionSet,
 }
 
 /// Storages that are copied together, before one operator.
@@ -213,6 +216,7 @@ pub struct Timeline<'a> {
     asked: Plan,
     /// Per operator: how far it finished behind its keep-all time in the last run that could stop.
     lag_ns: Vec<u64>,
+    begun: Begun,
     open: Vec<WindowId>,
     /// Prefetches that start later than they should, in order, where the run may stop for them.
     late: Vec<Late>,
@@ -246,6 +250,7 @@ impl<'a> Timeline<'a> {
             leaves_base: false,
             asked: Plan::keep_all(0),
             lag_ns: vec![0; trace.operators.len()],
+            begun: Begun::new(lineage.windows().len()),
             open: Vec::new(),
             late: Vec::new(),
             slab: Slab::default(),
@@ -278,13 +283,15 @@ impl<'a> Timeline<'a> {
         self.prefetches.evicted()
     }
 
-    /// Whether anything was dropped when the last run stopped.
-    pub(crate) fn has_dropped(&self) -> bool {
-        self.at.in_flight().iter().any(|storage| self.at.residency[storage.index()] == Residency::Dropped)
+    /// What was dropped when the last run stopped.
+    pub(crate) fn dropped(&self) -> impl Iterator<Item = VersionId> + '_ {
+        let dropped = |storage: &&StorageId| self.at.residency[storage.index()] == Residency::Dropped;
+        let held = |storage: &StorageId| self.lineage.window(WindowId(self.at.window[storage.index()])).version;
+        self.at.in_flight().iter().filter(dropped).map(held)
     }
 
     /// Whether `version` is what its storage holds, and it was dropped, when the last run stopped.
-    pub(crate) fn is_dropped(&self, version: VersionId) -> bool {
+    fn is_dropped(&self, version: VersionId) -> bool {
         self.residency_of(version) == Residency::Dropped
     }
 
@@ -494,9 +501,12 @@ impl<'a> Timeline<'a> {
 
     /// Goes to where the run has to start, and says before which operator that is.
     fn start(&mut self) -> usize {
-        self.version_locks.fill(0);
-        self.at.beside.fill(false);
-        self.stack.clear();
+        if !self.stack.is_empty() {
+            // The last run stopped in the middle of reruns.
+            self.version_locks.fill(0);
+            self.at.beside.fill(false);
+            self.stack.clear();
+        }
         if self.schedule.is_some() || self.leaves_base {
             // It has to be written from the first operator on.
             self.last_run.bookmarks.clear();
@@ -668,22 +678,26 @@ impl<'a> Timeline<'a> {
 
     /// Finds the windows that one of `actions` could evict.
     fn collect_open_windows(&mut self, actions: ActionSet) {
-        self.open.clear();
-        let index = self.operator as u32;
-        let windows = self.lineage.windows();
-        // They are ordered by their ends.
-        let ended = windows.partition_point(|window| window.end <= index);
-        for (id, window) in windows.iter().enumerate().skip(ended) {
-            let kept = window.start <= index && self.actions[id] == Action::Keep;
-            if kept && !self.is_locked(window) && self.may_evict(window, actions) {
-                self.open.push(WindowId(id as u32));
-            }
-        }
+        let mut open = std::mem::take(&mut self.open);
+        open.clear();
+        open.extend(self.begun.open(self.lineage, self.operator));
+        open.retain(|&id| {
+            let window = self.lineage.window(id);
+            self.actions[id.index()] == Action::Keep && !self.is_locked(window) && self.may_evict(window, actions)
+        });
+        self.open = open;
     }
 
-    /// Stops the run, where it may stop although the budget holds, and where anything can be evicted: `wait` can be avoided.
-    fn press_softly(&mut self, deficit_bytes: u64, wait: impl FnOnce(&Self) -> Wait) -> Result<(), Pressed> {
+    /// Stops the run, where it may stop although the budget holds, and where one of the evictions that are `of_use` could
+    /// avoid the `wait`.
+    fn press_softly(
+        &mut self,
+        deficit_bytes: u64,
+        of_use: ActionSet,
+        wait: impl FnOnce(&Self) -> Wait,
+    ) -> Result<(), Pressed> {
         let OnPressure::Stop { actions, patient_until } = self.on_pressure else { return Ok(()) };
+        let actions = ActionSet { swap: actions.swap && of_use.swap, recompute: actions.recompute && of_use.recompute };
         if self.operator < patient_until {
             return Ok(());
         }
@@ -695,7 +709,7 @@ impl<'a> Timeline<'a> {
         if self.open.is_empty() {
             return Ok(());
         }
-        Err(Pressed { deficit_bytes, wait: Some(wait) })
+        Err(Pressed { deficit_bytes, wait: Some(wait), actions })
     }
 
     fn may_evict(&self, window: &Window, actions: ActionSet) -> bool {

@@ -4,7 +4,7 @@ use super::{PendingOffload, Pressed, Residency, Retained, Timeline};
 use crate::hardware::{SLAB_MEMBER_BYTES_MAX, Tier};
 use crate::lineage::WindowId;
 use crate::observation::Wait;
-use crate::plan::Action;
+use crate::plan::{Action, ActionSet};
 use crate::schedule::Instruction;
 use crate::trace::StorageId;
 
@@ -123,7 +123,7 @@ impl Timeline<'_> {
             if late.wanted > self.operator {
                 break;
             }
-            self.press_softly(late.missing_bytes, |timeline| timeline.wait_to_prefetch(late.window))?;
+            self.press_softly(late.missing_bytes, ActionSet::ALL, |timeline| timeline.wait_to_prefetch(late.window))?;
         }
         Ok(())
     }

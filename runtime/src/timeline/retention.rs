@@ -5,7 +5,7 @@ use super::{
 };
 use crate::lineage::{VersionId, WindowId};
 use crate::observation::Wait;
-use crate::plan::Action;
+use crate::plan::{Action, ActionSet};
 use crate::schedule::Instruction;
 
 impl Timeline<'_> {
@@ -178,7 +178,9 @@ impl Timeline<'_> {
                     self.release_retained(position);
                 }
                 (Some(_), _) => {
-                    self.press_softly(deficit_bytes, |timeline| timeline.wait_for_offloads(deficit_bytes))?;
+                    // The channel is busy: what is swapped beside would not be gone earlier.
+                    let of_use = ActionSet { swap: false, recompute: true };
+                    self.press_softly(deficit_bytes, of_use, |timeline| timeline.wait_for_offloads(deficit_bytes))?;
                     self.finish_next_offload();
                 }
                 (None, Some(position)) => self.release_retained(position),
@@ -186,7 +188,7 @@ impl Timeline<'_> {
                     if let OnPressure::Stop { actions, .. } = self.on_pressure {
                         self.collect_open_windows(actions);
                         if !self.open.is_empty() {
-                            return Err(Pressed { deficit_bytes, wait: None });
+                            return Err(Pressed { deficit_bytes, wait: None, actions });
                         }
                     }
                     break;
