@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_runtime::Link;
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{SlowCopy, Ticket, TierUse};
+use plimsoll_runtime::torch::copy::{SlowCopy, Ticket, TierCopies, TierUse};
 use plimsoll_runtime::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine, StreamEngine};
 
 use crate::cuda::CudaDriver;
@@ -105,6 +105,10 @@ impl CopyEngine for Shared {
 
     fn tiers(&self) -> Vec<TierUse> {
         lock(&self.0).tiers()
+    }
+
+    fn copies(&self) -> Vec<TierCopies> {
+        lock(&self.0).copies()
     }
 
     fn host_waits(&self) -> u64 {

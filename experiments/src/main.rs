@@ -125,7 +125,18 @@ fn keep_freed_memory() {
     }
 }
 
+/// Ends quietly where what reads our output has had enough, as `plimsoll behaviour TRACE | head`: like other tools of the
+/// command line, by the signal that Rust ignores unless told.
+fn end_with_the_reader() {
+    // SAFETY: sets a signal's disposition before there is a second thread.
+    #[cfg(unix)]
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}
+
 fn main() -> std::process::ExitCode {
+    end_with_the_reader();
     keep_freed_memory();
     match run(Arguments::parse().command) {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -3,9 +3,10 @@
 //!     cargo bench --workspace --bench interceptor
 //!
 //! Rounds of every way to run a loop take turns; the least of many rounds is taken of each, so that other programs on the
-//! machine matter little. Five ways: with libtorch's own allocator and nothing of ours, with our allocator alone, with
-//! every operator told to Rust and counted, with a recipe of every operator kept as long as what it made, and as in a
-//! production job that keeps everything: each operator checked against the recorded iteration, its storages followed.
+//! machine matter little. Six ways: with libtorch's own allocator and nothing of ours, with our allocator alone, with
+//! every operator told to Rust and counted, with a recipe of every operator kept as long as what it made, as in a
+//! production job that keeps everything: each operator checked against the recorded iteration, its storages followed; and
+//! that with a recipe of every operator, as under a plan that recomputes what it made.
 //! Also: the bytes that observing takes for each live storage.
 
 use plimsoll_runtime::torch::{Census, Executor, HostEngine, Recorder, Session};
@@ -32,7 +33,7 @@ fn main() {
         ("view", plimsoll_bench_views),
     ];
     println!("ns of thread CPU time per operator; what is added, to the bare dispatcher with our allocator");
-    let heads = ["own allocator", "bare", "counted", "recipes", "followed"];
+    let heads = ["own allocator", "bare", "counted", "recipes", "followed", "both"];
     println!("{:<30}{}", "", heads.map(|head| format!("{head:>15}")).concat());
     for (name, run) in loops {
         // SAFETY: the loops take any number of rounds.
@@ -45,22 +46,28 @@ fn main() {
 }
 
 /// The least of many rounds of each way to run a loop.
-fn least_of(session: Session, once: impl Fn() -> f64) -> [f64; 5] {
+fn least_of(session: Session, once: impl Fn() -> f64) -> [f64; 6] {
     let mut counted = Census::new(session, false);
     let mut recipes = Census::new(session, true);
     let mut followed = following(session, &once);
+    let mut both = following(session, &once);
+    both.keep_all_recipes();
     let own_allocator = |own: bool| {
         // SAFETY: both allocators live for ever, and each frees what it has allocated.
         unsafe { plimsoll_bench_own_allocator(i32::from(own)) }
     };
-    let mut least = [f64::INFINITY; 5];
+    let mut least = [f64::INFINITY; 6];
     for _ in 0..ROUNDS {
         own_allocator(true);
         let own = once();
         own_allocator(false);
-        let (follows, report) = followed.iteration(&once).unwrap();
-        assert!(report.followed, "{:?}", report.deviation);
-        let times = [own, once(), counted.observe(&once).unwrap(), recipes.observe(&once).unwrap(), follows];
+        let [follows, follows_with_recipes] = [&mut followed, &mut both].map(|executor| {
+            let (spent, report) = executor.iteration(&once).unwrap();
+            assert!(report.followed, "{:?}", report.deviation);
+            spent
+        });
+        let (counts, records) = (counted.observe(&once).unwrap(), recipes.observe(&once).unwrap());
+        let times = [own, once(), counts, records, follows, follows_with_recipes];
         least = std::array::from_fn(|index| least[index].min(times[index]));
     }
     least

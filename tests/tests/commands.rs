@@ -1,6 +1,7 @@
 //! Every subcommand does what its help says, on both families; bad input gets one clear line, and leaves nothing
 //! half-written.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::OnceLock;
@@ -86,6 +87,18 @@ fn every_subcommand_explains_itself() {
     }
     assert!(!bench.call("").succeeded);
     assert!(!bench.call("sail").succeeded);
+}
+
+#[test]
+fn a_command_whose_reader_has_had_enough_ends_like_other_tools() {
+    let bench = bench();
+    for line in ["--help", "inspect gpt.plimsoll", "behaviour gpt.plimsoll"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = bench.command(line).stdout(writer).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{line}");
+        assert_eq!(output.status.signal(), Some(libc::SIGPIPE), "{line}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! restored: that is what *anchors* see to. This file knows nothing of bytes, copies or libtorch: it says which
 //! storages must be held alive, and its owner holds them.
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use super::shim::Entry;
 
@@ -49,15 +49,34 @@ pub(crate) struct Version {
 /// An operator that ran and can run again.
 #[derive(Debug)]
 pub(crate) struct Maker<R> {
-    pub(crate) recipe: Arc<R>,
-    /// For each access of the operator the version it read, or none where it read nothing.
-    pub(crate) inputs: Vec<Option<VersionId>>,
-    /// The versions it wrote, then those it created.
-    pub(crate) outputs: Vec<VersionId>,
+    pub(crate) recipe: R,
     /// Time that it took.
     pub(crate) cost_ns: u64,
+    inputs: Span,
+    outputs: Span,
     /// Outputs that are anchored through it.
     anchors: u32,
+}
+
+/// A part of a list that all makers share: there is one for every operator, and a list of its own for each would cost
+/// more than all else that is written down.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: u32,
+    end: u32,
+}
+
+impl Span {
+    fn range(self) -> Range<usize> {
+        self.start as usize..self.end as usize
+    }
+
+    /// Appends `items` to the list.
+    fn of<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Span {
+        let start = list.len() as u32;
+        list.extend_from_slice(items);
+        Span { start, end: list.len() as u32 }
+    }
 }
 
 /// What the owner has to do about the storages of roots.
@@ -75,6 +94,8 @@ pub(crate) struct Ancestry<R> {
     vacant_versions: Vec<u32>,
     makers: Vec<Option<Maker<R>>>,
     vacant_makers: Vec<u32>,
+    inputs: Vec<Option<VersionId>>,
+    outputs: Vec<VersionId>,
     /// Raised whenever something can be made again no more.
     epoch: u32,
     custody: Vec<Custody>,
@@ -87,6 +108,8 @@ impl<R> Ancestry<R> {
             vacant_versions: Vec::new(),
             makers: Vec::new(),
             vacant_makers: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
             epoch: 1,
             custody: Vec::new(),
         }
@@ -99,6 +122,8 @@ impl<R> Ancestry<R> {
         self.vacant_versions.clear();
         self.makers.clear();
         self.vacant_makers.clear();
+        self.inputs.clear();
+        self.outputs.clear();
         self.custody.clear();
         self.epoch = 1;
     }
@@ -113,6 +138,16 @@ impl<R> Ancestry<R> {
 
     pub(crate) fn maker(&self, maker: MakerId) -> &Maker<R> {
         self.makers[maker.0 as usize].as_ref().expect("makers that something refers to are kept")
+    }
+
+    /// For each access of a maker's operator the version it read, or none where it read nothing.
+    pub(crate) fn inputs(&self, maker: MakerId) -> &[Option<VersionId>] {
+        &self.inputs[self.maker(maker).inputs.range()]
+    }
+
+    /// The versions that a maker's operator wrote, then those it created.
+    pub(crate) fn outputs(&self, maker: MakerId) -> &[VersionId] {
+        &self.outputs[self.maker(maker).outputs.range()]
     }
 
     /// How many makers are kept.
@@ -144,17 +179,17 @@ impl<R> Ancestry<R> {
     pub(crate) fn add_maker(
         &mut self,
         recipe: R,
-        inputs: Vec<Option<VersionId>>,
-        outputs: Vec<VersionId>,
+        inputs: &[Option<VersionId>],
+        outputs: &[VersionId],
         cost_ns: u64,
     ) -> MakerId {
         for &input in inputs.iter().flatten() {
             self.version_mut(input).readers += 1;
         }
-        let made = outputs.clone();
-        let maker = Maker { recipe: Arc::new(recipe), inputs, outputs, cost_ns, anchors: 0 };
+        let (read, made) = (Span::of(&mut self.inputs, inputs), Span::of(&mut self.outputs, outputs));
+        let maker = Maker { recipe, cost_ns, inputs: read, outputs: made, anchors: 0 };
         let id = MakerId(add(&mut self.makers, &mut self.vacant_makers, maker));
-        for output in made {
+        for &output in outputs {
             self.version_mut(output).maker = Some(id);
         }
         id
@@ -173,7 +208,7 @@ impl<R> Ancestry<R> {
             }
             let maker = self.version(top).maker.expect("known to be a root otherwise");
             let (mut verdict, depth) = (true, stack.len());
-            for &input in self.maker(maker).inputs.iter().flatten() {
+            for &input in self.inputs(maker).iter().flatten() {
                 match self.known(input) {
                     Some(rebuildable) => verdict &= rebuildable || self.version(input).is_current,
                     None => stack.push(input),
@@ -267,7 +302,7 @@ impl<R> Ancestry<R> {
                 }
             };
             let (mut verdict, depth) = (false, stack.len());
-            for &input in self.maker(maker).inputs.iter().flatten() {
+            for &input in self.inputs(maker).iter().flatten() {
                 match depends[input.0 as usize] {
                     Some(reaches) => verdict |= reaches,
                     None => stack.push(input),
@@ -279,6 +314,11 @@ impl<R> Ancestry<R> {
             }
         }
         depends[version.0 as usize] == Some(true)
+    }
+
+    /// Whether there is anything to hold or to let go of since the last call of [`Ancestry::take_custody`].
+    pub(crate) fn has_custody(&self) -> bool {
+        !self.custody.is_empty()
     }
 
     /// What to hold and to let go of since the last call, in order.
@@ -297,10 +337,10 @@ impl<R> Ancestry<R> {
             }
             match anchored.maker {
                 Some(maker) if rebuildable => {
-                    let maker = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
-                    maker.anchors += 1;
-                    if maker.anchors == 1 {
-                        stack.extend(maker.inputs.iter().flatten());
+                    let known = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
+                    known.anchors += 1;
+                    if known.anchors == 1 {
+                        stack.extend(self.inputs(maker).iter().flatten());
                     }
                 }
                 _ => {
@@ -325,10 +365,10 @@ impl<R> Ancestry<R> {
                 let entry = released.entry;
                 self.custody.push(Custody::Unhold(entry));
             } else if let Some(maker) = released.maker {
-                let maker = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
-                maker.anchors -= 1;
-                if maker.anchors == 0 {
-                    stack.extend(maker.inputs.iter().flatten());
+                let known = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
+                known.anchors -= 1;
+                if known.anchors == 0 {
+                    stack.extend(self.inputs(maker).iter().flatten());
                 }
             }
         }
@@ -338,8 +378,8 @@ impl<R> Ancestry<R> {
         let Some(maker) = self.version(version).maker else { return };
         let bytes = self.version(version).bytes;
         let cost_ns = self.maker(maker).cost_ns;
-        for position in 0..self.maker(maker).inputs.len() {
-            let Some(input) = self.maker(maker).inputs[position] else { continue };
+        for position in 0..self.inputs(maker).len() {
+            let Some(input) = self.inputs(maker)[position] else { continue };
             let parent = self.version_mut(input);
             if dropped {
                 parent.dropped_children_bytes += bytes;
@@ -373,17 +413,19 @@ impl<R> Ancestry<R> {
                 continue;
             }
             if !std::mem::replace(&mut keep_maker[maker.0 as usize], true) {
-                let maker = self.maker(maker);
-                stack.extend(maker.inputs.iter().flatten().chain(&maker.outputs));
+                stack.extend(self.inputs(maker).iter().flatten().chain(self.outputs(maker)));
             }
         }
         for (index, _) in keep_maker.iter().enumerate().filter(|(_, keep)| !**keep) {
             if let Some(maker) = self.makers[index].take() {
                 self.vacant_makers.push(index as u32);
-                for input in maker.inputs.into_iter().flatten() {
-                    self.version_mut(input).readers -= 1;
+                for position in maker.inputs.range() {
+                    if let Some(input) = self.inputs[position] {
+                        self.version_mut(input).readers -= 1;
+                    }
                 }
-                for output in maker.outputs {
+                for position in maker.outputs.range() {
+                    let output = self.outputs[position];
                     self.version_mut(output).maker = None;
                 }
             }
@@ -392,6 +434,16 @@ impl<R> Ancestry<R> {
             if self.versions[index].take().is_some() {
                 self.vacant_versions.push(index as u32);
             }
+        }
+        self.close_gaps();
+    }
+
+    /// Gives back what forgotten makers left in the lists.
+    fn close_gaps(&mut self) {
+        let (inputs, outputs) = (std::mem::take(&mut self.inputs), std::mem::take(&mut self.outputs));
+        for maker in self.makers.iter_mut().flatten() {
+            maker.inputs = Span::of(&mut self.inputs, &inputs[maker.inputs.range()]);
+            maker.outputs = Span::of(&mut self.outputs, &outputs[maker.outputs.range()]);
         }
     }
 }
@@ -417,8 +469,8 @@ mod tests {
     fn chain() -> (Ancestry<()>, [VersionId; 3]) {
         let mut ancestry = Ancestry::new();
         let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), 8));
-        ancestry.add_maker((), vec![Some(x)], vec![y], 10);
-        ancestry.add_maker((), vec![Some(y)], vec![z], 20);
+        ancestry.add_maker((), &[Some(x)], &[y], 10);
+        ancestry.add_maker((), &[Some(y)], &[z], 20);
         (ancestry, [x, y, z])
     }
 
@@ -476,13 +528,28 @@ mod tests {
     }
 
     #[test]
+    fn makers_keep_what_they_read_and_made_when_others_are_forgotten() {
+        let (mut ancestry, [x, y, z]) = chain();
+        let [a, b] = [8, 9].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let lost = ancestry.add_version(Entry::numbered(7), 8);
+        ancestry.add_maker((), &[Some(lost)], &[a], 1);
+        let kept = ancestry.add_maker((), &[Some(x), None, Some(z)], &[b], 1);
+        ancestry.lose(lost);
+        ancestry.prune();
+        assert_eq!(ancestry.makers(), 3, "what was made from a lost root goes");
+        assert_eq!((ancestry.inputs(kept), ancestry.outputs(kept)), (&[Some(x), None, Some(z)][..], &[b][..]));
+        let maker = ancestry.version(z).maker.unwrap();
+        assert_eq!((ancestry.inputs(maker), ancestry.outputs(maker)), (&[Some(y)][..], &[z][..]));
+    }
+
+    #[test]
     fn a_chain_of_any_length_is_walked_without_recursion() {
         let mut ancestry = Ancestry::new();
         let root = ancestry.add_version(Entry::numbered(1), 8);
         let mut last = root;
         for number in 2..100_000 {
             let next = ancestry.add_version(Entry::numbered(number), 8);
-            ancestry.add_maker((), vec![Some(last)], vec![next], 1);
+            ancestry.add_maker((), &[Some(last)], &[next], 1);
             last = next;
         }
         assert!(ancestry.is_rebuildable(last));

@@ -29,11 +29,6 @@ uint64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-uint32_t phase(bool grad_mode) {
-  if (torch::autograd::get_current_graph_task_id() != -1) return PLIMSOLL_BACKWARD;
-  return grad_mode ? PLIMSOLL_FORWARD : PLIMSOLL_UPDATE;
-}
-
 bool covers_storage(const c10::TensorImpl* tensor) {
   const auto& storage = tensor->unsafe_storage();
   return tensor->storage_offset() == 0 && tensor->is_non_overlapping_and_dense() &&
@@ -93,8 +88,7 @@ void Call::SearchedDeleter::operator()(Searched* searched) const { delete search
 
 int32_t Call::ask() {
   find_accesses();
-  grad_mode_ = c10::GradMode::is_enabled();
-  event_ = {facts_.name, phase(grad_mode_), not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
+  event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
   int32_t answer = callbacks.before(&event_);
   TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
   return answer;
@@ -222,6 +216,11 @@ void Call::find_created(const c10::IValue* results, bool watch) {
     if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);
     created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});
   }
+}
+
+uint32_t phase() {
+  if (torch::autograd::get_current_graph_task_id() != -1) return PLIMSOLL_BACKWARD;
+  return c10::GradMode::is_enabled() ? PLIMSOLL_FORWARD : PLIMSOLL_UPDATE;
 }
 
 void hash_inputs(bool on) { search.on = on; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
@@ -50,14 +51,14 @@ class Call {
     int32_t answer = ask();
     if ((answer & PLIMSOLL_RECIPE) && !not_replayable_) {
       complete();
-      recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, grad_mode_);
+      recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
     }
     begin(answer & PLIMSOLL_TIMES);
     const c10::IValue* results;
     try {
       results = invoke();
     } catch (...) {
-      callbacks.failed();
+      callbacks.failed(&event_);
       throw;
     }
     end(answer, results);
@@ -87,7 +88,6 @@ class Call {
   c10::DispatchKeySet keys_;
   const c10::IValue* arguments_;
   const char* not_replayable_ = nullptr;
-  bool grad_mode_ = false;
   PlimsollOperator event_;
   OwnedRecipe recipe_;
   Seen seen_;
@@ -96,6 +96,9 @@ class Call {
   c10::SmallVector<PlimsollAccess, 8> accesses_;
   c10::SmallVector<PlimsollCreated, 4> created_;
 };
+
+// What this thread's operators are for: PlimsollPhase.
+uint32_t phase();
 
 // Switches the search for undeclared effects on or off.
 void hash_inputs(bool on);

@@ -144,5 +144,5 @@ impl Observer for Counting {
         }
     }
 
-    fn failed(&self) {}
+    fn failed(&self, _operator: &RawOperator) {}
 }

@@ -22,15 +22,8 @@ use crate::schedule::Instruction;
 use crate::trace::{OperatorId, StorageId};
 
 thread_local! {
-    /// What the operator that this thread runs uses.
-    static IN_USE: RefCell<InUse> = const { RefCell::new(InUse { entries: Vec::new(), written: Vec::new() }) };
-}
-
-/// What an operator uses while it runs.
-#[derive(Default)]
-struct InUse {
-    entries: Vec<Entry>,
-    written: Vec<Written>,
+    /// What the operator that this thread runs is writing over.
+    static WRITTEN: RefCell<Vec<Written>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What to do with an iteration.
@@ -89,6 +82,8 @@ pub(crate) struct Driver {
     pub(crate) refusal: Option<String>,
     /// Whether every operator's recipe is kept while nothing is planned.
     pub(crate) keeps_recipes: bool,
+    /// Whether it is under a plan too, whatever that wants.
+    pub(crate) keeps_all_recipes: bool,
 }
 
 /// The driver as operators reach it: from any thread, never locked while a kernel runs.
@@ -113,6 +108,7 @@ impl Driver {
             orphans: Vec::new(),
             refusal: None,
             keeps_recipes: false,
+            keeps_all_recipes: false,
         }
     }
 
@@ -150,14 +146,15 @@ impl Driver {
 
     /// Tells everyone which storages have died.
     fn tell_deaths(&mut self) {
-        for entry in self.residency.take_died() {
-            self.programs.iter_mut().for_each(|program| program.freed(entry));
-            if let Some(recording) = &mut self.recording
-                && !self.orphans.contains(&entry)
+        let Driver { residency, programs, recording, orphans, .. } = self;
+        for entry in residency.drain_died() {
+            programs.iter_mut().for_each(|program| program.freed(entry));
+            if let Some(recording) = recording
+                && !orphans.contains(&entry)
             {
                 recording.freed(entry);
             }
-            self.orphans.retain(|orphan| *orphan != entry);
+            orphans.retain(|orphan| *orphan != entry);
         }
     }
 
@@ -186,11 +183,11 @@ impl Driver {
 
     /// An operator is about to run.
     fn arrive(&mut self, operator: &RawOperator) -> Result<(), Fault> {
-        let arrived = Instant::now();
+        let arrived = self.recording.is_some().then(Instant::now);
         self.residency.absorb_freed()?;
         self.tell_deaths();
         self.tell_orphans()?;
-        if let Some(recording) = &mut self.recording {
+        if let (Some(recording), Some(arrived)) = (&mut self.recording, arrived) {
             recording.arrive(arrived, shim::live_bytes());
         }
         self.lost_ns = 0;
@@ -231,6 +228,11 @@ impl Driver {
         self.leader = None;
         self.exact = false;
         self.deviation.get_or_insert(why);
+    }
+
+    /// Whether anything is due before the next operator.
+    fn is_due(&self) -> bool {
+        self.acts && self.leader.is_some_and(|leader| self.programs[leader].is_due())
     }
 
     /// Carries out what is due before the next operator, up to the next rerun.
@@ -288,7 +290,7 @@ impl Driver {
                 let made_by = self.programs[leader].made_by(version);
                 let maker = made_by.and_then(|(operator, _)| self.makers.get(operator.index()).copied().flatten());
                 if let (Some(maker), Some((_, position))) = (maker, made_by) {
-                    let version = self.residency.ancestry.maker(maker).outputs[position];
+                    let version = self.residency.ancestry.outputs(maker)[position];
                     self.residency.release(version)?;
                 }
             }
@@ -322,7 +324,7 @@ impl Driver {
     fn rerun(&mut self, operator: OperatorId) -> Result<Option<Job>, Fault> {
         let maker = self.makers.get(operator.index()).copied().flatten();
         let ready = maker.filter(|&maker| {
-            let inputs = &self.residency.ancestry.maker(maker).inputs;
+            let inputs = self.residency.ancestry.inputs(maker);
             inputs.iter().flatten().all(|&input| self.residency.at_hand(input).is_some())
         });
         match ready {
@@ -335,20 +337,26 @@ impl Driver {
     }
 
     fn wish(&self) -> Wish {
-        let recipe = match self.leader {
-            Some(leader) if self.acts => self.programs[leader].wants_recipe(),
-            _ => self.keeps_recipes,
-        };
+        let followed = self.leader.filter(|_| self.acts);
+        let recipe = self.keeps_all_recipes
+            || followed.map_or(self.keeps_recipes, |leader| self.programs[leader].wants_recipe());
         let watch = recipe || self.recording.is_some() && self.record == Record::Whole;
-        let times = watch || self.recording.is_some() || self.residency.events.is_on();
+        // What an operator costs that is known stands in its trace.
+        let costs_wanted = recipe && self.leader.is_none();
+        let times = costs_wanted || self.recording.is_some() || self.residency.events.is_on();
         Wish { recipe, watch, times }
     }
 
     /// An operator has run.
     fn ran(&mut self, operator: &RawOperator, written: &[Written]) -> Result<(), Fault> {
-        let cost_ns = (operator.end_ns - operator.start_ns).saturating_sub(self.lost_ns);
+        let cost_ns = match self.leader {
+            Some(leader) if !operator.is_timed() => self.programs[leader].cost_ns(),
+            _ => (operator.end_ns - operator.start_ns).saturating_sub(self.lost_ns),
+        };
         let maker = self.residency.record(operator, written, cost_ns)?;
-        self.residency.events.operator(operator.name, operator.end_ns - operator.start_ns, shim::live_bytes());
+        if self.residency.events.is_on() {
+            self.residency.events.operator(operator.name, operator.end_ns - operator.start_ns, shim::live_bytes());
+        }
         if let Some(recording) = &mut self.recording {
             recording.ran(operator, self.lost_ns);
         }
@@ -513,6 +521,31 @@ impl Shared {
         Ok(driver)
     }
 
+    /// Sees to it that the operator finds what it uses, where it does not at once. Nothing of that may be evicted from
+    /// then on.
+    fn make_ready<'a>(
+        &'a self,
+        mut driver: MutexGuard<'a, Driver>,
+        operator: &RawOperator,
+    ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        let entries: Vec<Entry> = operator.entries().collect();
+        driver.residency.begin_wait(operator);
+        let prepared = self.prepare(driver, operator, &entries);
+        let (mut driver, fault) = match prepared {
+            Ok(driver) => (driver, None),
+            Err(fault) => (self.lock(), Some(fault)),
+        };
+        driver.residency.ending = Ending::No;
+        driver.residency.end_wait(&entries);
+        match fault {
+            None => Ok(driver),
+            Some(fault) => {
+                driver.leave_schedule(fault.to_string());
+                Err(fault)
+            }
+        }
+    }
+
     /// Sees to it that the operator finds what it uses, and nothing is lost by what it writes. Nothing of `entries` may
     /// be evicted from then on.
     ///
@@ -644,51 +677,42 @@ impl Observer for Shared {
         if let Some(refusal) = &driver.refusal {
             return Err(refusal.clone());
         }
-        let entries: Vec<Entry> = operator.accesses().iter().map(|access| access.entry).collect();
         driver.arrive(operator).map_err(|fault| fault.to_string())?;
-        let mut driver = self.carry_out(driver).map_err(|fault| fault.to_string())?;
-        driver.residency.begin_wait(operator);
-        let prepared = self.prepare(driver, operator, &entries);
-        let mut driver = prepared.map_err(|fault| {
-            let mut driver = self.lock();
-            driver.residency.ending = Ending::No;
-            driver.residency.end_wait(&entries);
-            driver.leave_schedule(fault.to_string());
-            fault.to_string()
-        })?;
-        driver.residency.ending = Ending::No;
-        driver.residency.end_wait(&entries);
+        if driver.is_due() {
+            driver = self.carry_out(driver).map_err(|fault| fault.to_string())?;
+        }
+        if !driver.residency.use_at_once(operator.accesses()) {
+            driver = self.make_ready(driver, operator).map_err(|fault| fault.to_string())?;
+        }
         let wish = driver.wish();
         // Until the operator has run the lock is only taken by who makes room, and what is being written is no longer
         // what anything could be rebuilt from.
-        match driver.residency.begin_writes(operator.accesses(), wish.recipe) {
-            Ok(written) => {
-                IN_USE.with(|in_use| *in_use.borrow_mut() = InUse { entries, written });
-                Ok(wish)
-            }
-            Err(fault) => {
-                driver.residency.end_use(&entries);
-                driver.leave_schedule(fault.to_string());
-                Err(fault.to_string())
-            }
+        let begun =
+            WRITTEN.with_borrow_mut(|written| driver.residency.begin_writes(operator.accesses(), wish.recipe, written));
+        if let Err(fault) = begun {
+            driver.residency.end_use(operator.entries());
+            driver.leave_schedule(fault.to_string());
+            return Err(fault.to_string());
         }
+        Ok(wish)
     }
 
     fn after(&self, operator: &RawOperator) {
-        let InUse { entries, written } = IN_USE.with(RefCell::take);
         let mut driver = self.lock();
-        driver.residency.end_use(&entries);
-        if let Err(fault) = driver.ran(operator, &written) {
+        let rarely = driver.leader.is_some() && !operator.is_timed();
+        driver.residency.tick(rarely);
+        driver.residency.end_use(operator.entries());
+        if let Err(fault) = WRITTEN.with_borrow(|written| driver.ran(operator, written)) {
             // The operator has run; what cannot be booked is refused from here on.
             driver.refusal.get_or_insert(fault.to_string());
         }
     }
 
-    fn failed(&self) {
-        let InUse { entries, written } = IN_USE.with(RefCell::take);
+    fn failed(&self, operator: &RawOperator) {
         let mut driver = self.lock();
-        driver.residency.end_use(&entries);
-        driver.residency.end_writes(&written);
+        driver.residency.tick(false);
+        driver.residency.end_use(operator.entries());
+        WRITTEN.with_borrow(|written| driver.residency.end_writes(written));
         if let Some(recording) = &mut driver.recording {
             recording.failed();
         }

@@ -207,7 +207,8 @@ at::DataPtr Entries::take_parked(Entry& entry) {
 }
 
 void Entries::clear(PlimsollEntry entry, Entry& kept) {
-  auto* storage = kept.storage.exchange(nullptr, std::memory_order_relaxed);
+  auto* storage = kept.storage.load(std::memory_order_relaxed);
+  kept.storage.store(nullptr, std::memory_order_relaxed);
   if (std::exchange(kept.is_listed, false)) listed_.erase(storage);
   if (kept.extension && kept.extension->watched) watched_.fetch_sub(1, std::memory_order_relaxed);
   kept.extension.reset();

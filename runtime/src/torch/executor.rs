@@ -75,6 +75,11 @@ impl Executor {
         trace
     }
 
+    /// Keeps the recipe of every operator, whatever the plan wants: what observing costs at the most.
+    pub fn keep_all_recipes(&mut self) {
+        self.shared.lock().keeps_all_recipes = true;
+    }
+
     /// Leaves the next iteration untouched: it is checked against the trace and measured, and nothing is evicted.
     pub fn watch_next(&mut self) {
         self.watch_next = true;

@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended};
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, trace_of};
@@ -53,10 +54,19 @@ impl Decider {
         }
     }
 
+    /// The decider's plan. Where a baseline's own does not hold the budget, the planner is asked for one that does: it asks
+    /// the other baselines, and searches.
     fn plan(&self, problem: Problem<'_>, planner: &Planner) -> Planned {
         match self {
             Decider::Learned(policy) => planner.plan(problem, Some(policy)).planned,
-            Decider::Baseline(_) => plan(problem, self.policy().as_mut()),
+            Decider::Baseline(_) => {
+                let own = plan(problem, self.policy().as_mut());
+                if own.fits() {
+                    return own;
+                }
+                let others = planner.plan(problem, None).planned;
+                if others.is_better_than(&own) { others } else { own }
+            }
         }
     }
 }
@@ -94,6 +104,8 @@ pub(super) struct Library {
     clock: u64,
     calm: u32,
     makespan_ns: u64,
+    /// What copies took until the last iteration ended.
+    copies: Vec<TierCopies>,
     least_feasible_bytes: Option<u64>,
 }
 
@@ -119,6 +131,7 @@ impl Library {
             clock: 0,
             calm: 0,
             makespan_ns: 0,
+            copies: Vec::new(),
             least_feasible_bytes: None,
         }
     }
@@ -150,13 +163,22 @@ impl Library {
         self.clock += 1;
         let Ended { report: iteration, recorded, program } = ended;
         self.makespan_ns = iteration.makespan_ns;
+        let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
+        let copies = since(&self.copies, &before);
         let predecessor_recorded = std::mem::take(&mut self.predecessor_recorded);
         let serial = match program {
             Some(index) => {
                 self.calm += 1;
                 report.plan_cache_hits += 1;
                 driver.programs[index].last_seen = self.clock;
-                self.watch(driver, index, &iteration, recorded, budget_bytes, report);
+                self.watch(
+                    driver,
+                    index,
+                    &iteration,
+                    recorded.map(|recorded| (recorded, copies)),
+                    budget_bytes,
+                    report,
+                );
                 Some(driver.programs[index].serial)
             }
             None => {
@@ -249,20 +271,23 @@ impl Library {
         }
     }
 
-    /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted.
+    /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted. Where it was
+    /// measured for that, what its copies took is measured too.
     fn watch(
         &mut self,
         driver: &mut Driver,
         index: usize,
         iteration: &IterationReport,
-        recorded: Option<RecordedIteration>,
+        recorded: Option<(RecordedIteration, Vec<TierCopies>)>,
         budget_bytes: u64,
         report: &mut Report,
     ) {
         let mut shelf = std::mem::take(&mut self.shelves[index]);
         let start_bytes = driver.start_bytes();
         let program = &mut driver.programs[index];
-        if let Some(recorded) = recorded.filter(|_| shelf.remeasure) {
+        if let Some((recorded, copies)) = recorded.filter(|_| shelf.remeasure) {
+            self.tiers = retimed(self.tiers, &copies);
+            driver.residency.reactive.link = self.tiers.host;
             let mut trace = Trace::clone(&program.known.trace);
             retime(&[&recorded], &mut trace);
             program.known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };

@@ -175,6 +175,11 @@ impl Program {
         self.scheduled.recipe_wanted.get(self.operator).copied().unwrap_or(false)
     }
 
+    /// What the operator under way takes, as recorded.
+    pub(crate) fn cost_ns(&self) -> u64 {
+        self.known.trace.operators.get(self.operator).map_or(0, |operator| operator.cost_ns)
+    }
+
     /// Whether the program is about to run what the trace says, on the storages that the trace says.
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
@@ -208,10 +213,10 @@ impl Program {
             if found.is_filled() && may_be_rebuilt[storage] {
                 return at(format!("storage {storage} was filled in outside the dispatcher"));
             }
-            let known_as = storage_of.get(found.entry.index()).copied().flatten();
+            let is_unknown = || storage_of.get(found.entry.index()).is_none_or(Option::is_none);
             match entries[storage] {
                 Some(entry) if entry == found.entry => {}
-                None if storage < initial && known_as.is_none() => {
+                None if storage < initial && is_unknown() => {
                     entries[storage] = Some(found.entry);
                     put(storage_of, found.entry.index(), Some(access.storage));
                 }
@@ -259,12 +264,14 @@ impl Program {
 
     /// The next instruction that is due before the next operator.
     pub(crate) fn next_instruction(&mut self) -> Option<Instruction> {
-        let &(before, instruction) = self.scheduled.schedule.steps().get(self.step)?;
-        // After a change of programs some lie behind.
-        (before as usize <= self.operator).then(|| {
-            self.step += 1;
-            instruction
-        })
+        let &(_, instruction) = self.scheduled.schedule.steps().get(self.step).filter(|_| self.is_due())?;
+        self.step += 1;
+        Some(instruction)
+    }
+
+    /// Whether an instruction is due before the next operator. After a change of programs some lie behind.
+    pub(crate) fn is_due(&self) -> bool {
+        self.scheduled.schedule.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
     }
 
     /// The storages of `first` and of the instructions that move together with it. Takes those as well.

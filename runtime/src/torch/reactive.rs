@@ -294,12 +294,12 @@ impl Residency {
             let version = seen[next];
             next += 1;
             let Some(maker) = self.ancestry.version(version).maker else { continue };
-            let maker = self.ancestry.maker(maker);
-            total_ns += maker.cost_ns;
+            let cost_ns = self.ancestry.maker(maker).cost_ns;
+            total_ns += cost_ns;
             if next == 1 {
-                own_ns = maker.cost_ns;
+                own_ns = cost_ns;
             }
-            for &input in maker.inputs.iter().flatten() {
+            for &input in self.ancestry.inputs(maker).iter().flatten() {
                 let there = {
                     let seen = self.ancestry.version(input);
                     seen.beside.is_some() || (seen.is_current && !seen.is_dropped)

@@ -12,6 +12,7 @@
 #include "entries.h"
 #include "operators.h"
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -52,6 +53,13 @@ class Recipe {
   // Bytes that it takes.
   size_t bytes() const;
 
+  // One owner more, and one less: the last one's end is the recipe's.
+  void share() { owners_.fetch_add(1, std::memory_order_relaxed); }
+  void free() {
+    if (owners_.load(std::memory_order_acquire) == 1 || owners_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      RecipeDeleter()(this);
+  }
+
  private:
   friend struct RecipeDeleter;
 
@@ -68,6 +76,7 @@ class Recipe {
   const OperatorFacts* facts_ = nullptr;
   c10::DispatchKeySet keys_;
   uint32_t value_count_ = 0, access_count_ = 0, word_count_ = 0;
+  std::atomic<uint32_t> owners_{1};
   uint16_t threads_ = 0;
   bool grad_mode_ = false;
   bool has_generator_ = false;  // then the last two values are the generator and the state that it had

@@ -112,7 +112,7 @@ impl Observer for Listener {
         self.lock().ran(operator, 0);
     }
 
-    fn failed(&self) {
+    fn failed(&self, _operator: &RawOperator) {
         self.lock().failed();
     }
 }

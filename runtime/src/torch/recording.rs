@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::recorder::RecordError;
 use super::session::operator_name;
-use super::shim::{Entry, RawOperator};
+use super::shim::{self, Entry, RawOperator};
 use crate::lineage::Lineage;
 use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
 
@@ -38,7 +38,7 @@ const MADE_ANEW: &str = "made anew before each iteration";
 #[derive(Clone, Debug, PartialEq)]
 struct Step {
     name: u32,
-    phase: u32,
+    phase: Phase,
     not_replayable: Option<&'static str>,
     accesses: Vec<(Local, u32)>,
     creates: Vec<Local>,
@@ -170,7 +170,7 @@ impl Recording {
         }
         self.now.steps.push(Step {
             name: operator.name,
-            phase: operator.phase,
+            phase: shim::phase(),
             not_replayable: operator.not_replayable(),
             accesses,
             creates,
@@ -393,7 +393,7 @@ fn operators_of(iterations: &[&RecordedIteration], last: &RecordedIteration) -> 
         let peak = over(|measured| measured.peak_bytes).into_iter().max().expect("at least two");
         operators.push(Operator {
             name,
-            phase: [Phase::Forward, Phase::Backward, Phase::Update][step.phase as usize],
+            phase: step.phase,
             cost_ns,
             spread_ns,
             gap_ns,

@@ -6,10 +6,9 @@
 //! lock held, because the kernel's own allocations may come back here for room.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::ancestry::{Ancestry, Custody, Maker, MakerId, VersionId};
+use super::ancestry::{Ancestry, Custody, MakerId, VersionId};
 use super::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket};
 use super::events::{Channel, Events};
 use super::reactive::Reactive;
@@ -25,6 +24,9 @@ const PLIMSOLL_WRITE: u32 = 1;
 const PLIMSOLL_OVERWRITE: u32 = 2;
 /// Makers kept before the first pruning.
 const MAKERS_MIN: usize = 4096;
+/// Operators between two looks at the clock, where nothing needs to know when each of them ended: a look takes as long as
+/// all else that an operator costs which finds everything in its place.
+const CLOCK_EVERY: u32 = 8;
 
 /// Where a storage's bytes are, with what it takes to get them back.
 #[derive(Debug)]
@@ -81,7 +83,7 @@ pub(crate) struct Written {
 /// A rerun, to be run with no lock held.
 pub(crate) struct Job {
     maker: MakerId,
-    recipe: Arc<Recipe>,
+    recipe: Recipe,
     inputs: Vec<Entry>,
     outputs: usize,
     /// Inputs that stand in their storages.
@@ -171,6 +173,12 @@ pub(crate) struct Residency {
     pub(super) started: Instant,
     freed: Vec<Entry>,
     died: Vec<Entry>,
+    /// When an operator ended, the last one or one not long before it.
+    clock_ns: u64,
+    ticks: u32,
+    /// What the operator being booked read and made: kept for the room that it has.
+    read: Vec<Option<VersionId>>,
+    made: Vec<VersionId>,
 }
 
 impl Residency {
@@ -194,6 +202,10 @@ impl Residency {
             started: Instant::now(),
             freed: Vec::new(),
             died: Vec::new(),
+            clock_ns: 0,
+            ticks: 0,
+            read: Vec::new(),
+            made: Vec::new(),
         }
     }
 
@@ -231,7 +243,7 @@ impl Residency {
         if self.live.len() <= index {
             self.live.resize_with(index + 1, || None);
         }
-        let now_ns = self.started.elapsed().as_nanos() as u64;
+        let last_use_ns = self.clock_ns;
         self.live[index].get_or_insert_with(|| Live {
             bytes,
             locked,
@@ -241,19 +253,25 @@ impl Residency {
             users: 0,
             awaited: 0,
             is_fresh: false,
-            last_use_ns: now_ns,
+            last_use_ns,
         })
+    }
+
+    /// An operator has ended. Looks at the clock: always, or `rarely`.
+    pub(crate) fn tick(&mut self, rarely: bool) {
+        self.ticks = self.ticks.wrapping_add(1);
+        if !rarely || self.ticks.is_multiple_of(CLOCK_EVERY) {
+            self.clock_ns = self.now_ns();
+        }
     }
 
     /// Books the storages that have died since the last call.
     pub(crate) fn absorb_freed(&mut self) -> Result<(), Fault> {
-        loop {
+        // What is let go of for the sake of what died may die in turn.
+        let mut more = true;
+        while std::mem::take(&mut more) {
             let mut freed = std::mem::take(&mut self.freed);
             shim::take_freed(&mut freed);
-            if freed.is_empty() {
-                self.freed = freed;
-                return Ok(());
-            }
             for entry in freed.drain(..) {
                 if let Some(mut live) = self.live.get_mut(entry.index()).and_then(Option::take) {
                     if let Place::Offloading(ticket) | Place::Prefetching(ticket) = &live.place {
@@ -266,6 +284,7 @@ impl Residency {
                     if let Some(version) = live.version {
                         self.dropped.remove(&version);
                         self.ancestry.lose(version);
+                        more |= self.ancestry.has_custody();
                         self.take_custody()?;
                     }
                     self.died.push(entry);
@@ -274,14 +293,18 @@ impl Residency {
             }
             self.freed = freed;
         }
+        Ok(())
     }
 
     /// The storages that have died since the last call, in order.
-    pub(crate) fn take_died(&mut self) -> Vec<Entry> {
-        std::mem::take(&mut self.died)
+    pub(crate) fn drain_died(&mut self) -> impl Iterator<Item = Entry> {
+        self.died.drain(..)
     }
 
     fn take_custody(&mut self) -> Result<(), Fault> {
+        if !self.ancestry.has_custody() {
+            return Ok(());
+        }
         for custody in self.ancestry.take_custody() {
             match custody {
                 Custody::Hold(entry) => {
@@ -340,6 +363,29 @@ impl Residency {
         }
     }
 
+    /// Begins the use of an operator's storages where each is in its place and as it was known: nothing is to be made
+    /// ready. Whether that is so.
+    pub(crate) fn use_at_once(&mut self, accesses: &[RawAccess]) -> bool {
+        let is_ready = |access: &RawAccess| {
+            self.get(access.entry).is_some_and(|live| {
+                matches!(live.place, Place::Resident)
+                    && live.copy.is_none()
+                    && live.bytes == access.bytes
+                    && !(live.is_fresh && access.is_filled())
+                    && (live.locked.is_some() || !access.is_locked())
+            })
+        };
+        if !accesses.iter().all(is_ready) || self.at_risk(accesses).is_some() {
+            return false;
+        }
+        for access in accesses {
+            let live = self.live[access.entry.index()].as_mut().expect("looked at above");
+            live.users += 1;
+            live.is_fresh = false;
+        }
+        true
+    }
+
     /// None of these storages may be evicted until their use ends.
     pub(crate) fn begin_use(&mut self, entries: &[Entry]) -> Result<(), Fault> {
         entries.iter().try_for_each(|&entry| self.live(entry).map(drop))?;
@@ -372,12 +418,12 @@ impl Residency {
     }
 
     /// The operator that used them has run, or will not run.
-    pub(crate) fn end_use(&mut self, entries: &[Entry]) {
-        let now_ns = self.now_ns();
-        for &entry in entries {
-            if let Ok(live) = self.live_mut(entry) {
+    pub(crate) fn end_use(&mut self, entries: impl Iterator<Item = Entry>) {
+        let last_use_ns = self.clock_ns;
+        for entry in entries {
+            if let Some(live) = self.live.get_mut(entry.index()).and_then(Option::as_mut) {
                 live.users -= 1;
-                live.last_use_ns = now_ns;
+                live.last_use_ns = last_use_ns;
             }
         }
     }
@@ -393,9 +439,18 @@ impl Residency {
         self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next()
     }
 
-    /// The operator is about to write: from now on nothing can be rebuilt from what its storages held.
-    pub(crate) fn begin_writes(&mut self, accesses: &[RawAccess], keeps_recipe: bool) -> Result<Vec<Written>, Fault> {
-        let mut written = Vec::new();
+    /// The operator is about to write: from now on nothing can be rebuilt from what its storages held. Says in `written`
+    /// what that was.
+    pub(crate) fn begin_writes(
+        &mut self,
+        accesses: &[RawAccess],
+        keeps_recipe: bool,
+        written: &mut Vec<Written>,
+    ) -> Result<(), Fault> {
+        written.clear();
+        if accesses.iter().all(|access| access.mode == PLIMSOLL_READ) {
+            return Ok(());
+        }
         for (access, item) in accesses.iter().enumerate().filter(|(_, item)| item.mode != PLIMSOLL_READ) {
             if keeps_recipe {
                 self.version_of(item.entry)?;
@@ -406,8 +461,7 @@ impl Residency {
                 written.push(Written { access, version });
             }
         }
-        self.take_custody()?;
-        Ok(written)
+        self.take_custody()
     }
 
     /// The operator has written, or failed.
@@ -438,31 +492,31 @@ impl Residency {
         cost_ns: u64,
     ) -> Result<Option<MakerId>, Fault> {
         self.end_writes(written);
-        let recipe = operator.take_recipe().filter(|_| operator.not_replayable().is_none());
-        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
-        if recipe.is_some() {
-            for (index, access) in operator.accesses().iter().enumerate() {
-                inputs.push(match access.mode {
-                    PLIMSOLL_READ => Some(self.version_of(access.entry)?),
-                    PLIMSOLL_WRITE => written.iter().find(|written| written.access == index).map(|old| old.version),
-                    _ => None,
-                });
-                if matches!(access.mode, PLIMSOLL_WRITE | PLIMSOLL_OVERWRITE) {
-                    outputs.push(self.version_of(access.entry)?);
-                }
+        let is_fresh = operator.accesses().is_empty();
+        for created in operator.created() {
+            self.known(created.entry, created.bytes, created.locked()).is_fresh = is_fresh;
+        }
+        let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
+        let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));
+        read.clear();
+        made.clear();
+        for (index, access) in operator.accesses().iter().enumerate() {
+            read.push(match access.mode {
+                PLIMSOLL_READ => Some(self.version_of(access.entry)?),
+                PLIMSOLL_WRITE => written.iter().find(|written| written.access == index).map(|old| old.version),
+                _ => None,
+            });
+            if matches!(access.mode, PLIMSOLL_WRITE | PLIMSOLL_OVERWRITE) {
+                made.push(self.version_of(access.entry)?);
             }
         }
-        let from_nothing = operator.accesses().is_empty();
         for created in operator.created() {
-            let live = self.known(created.entry, created.bytes, created.locked());
-            live.is_fresh = from_nothing;
-            if recipe.is_some() {
-                outputs.push(self.version_of(created.entry)?);
-            }
+            made.push(self.version_of(created.entry)?);
         }
         self.take_custody()?;
-        let maker = recipe.map(|recipe| self.ancestry.add_maker(recipe, inputs, outputs, cost_ns));
-        Ok(maker)
+        let maker = self.ancestry.add_maker(recipe, &read, &made, cost_ns);
+        (self.read, self.made) = (read, made);
+        Ok(Some(maker))
     }
 
     /// Forgets recipes that lead nowhere, once there are many.
@@ -822,7 +876,7 @@ impl Residency {
             let seen = self.ancestry.version(input);
             seen.beside.is_none() && (!seen.is_current || seen.is_dropped)
         };
-        let inputs = self.ancestry.maker(maker).inputs.iter().flatten().copied();
+        let inputs = self.ancestry.inputs(maker).iter().flatten().copied();
         let missing: Vec<VersionId> = inputs.filter(is_missing).collect();
         match missing[..] {
             [only] => Some(only),
@@ -832,7 +886,7 @@ impl Residency {
 
     /// The storages that still hold what `maker` reads, where it does not stand beside the program.
     fn current_inputs(&self, maker: MakerId) -> Vec<Entry> {
-        let inputs = self.ancestry.maker(maker).inputs.iter().flatten().map(|&input| self.ancestry.version(input));
+        let inputs = self.ancestry.inputs(maker).iter().flatten().map(|&input| self.ancestry.version(input));
         inputs.filter(|input| input.is_current && input.beside.is_none()).map(|input| input.entry).collect()
     }
 
@@ -842,7 +896,7 @@ impl Residency {
         let maker = maker.ok_or_else(|| Fault::Broken(format!("{:?} is a lost root", frame.version)))?;
         frame.maker = Some(maker);
         self.rebuilds += 1;
-        let inputs: Vec<VersionId> = self.ancestry.maker(maker).inputs.iter().flatten().copied().collect();
+        let inputs: Vec<VersionId> = self.ancestry.inputs(maker).iter().flatten().copied().collect();
         for input in inputs {
             let seen = self.ancestry.version(input);
             let (entry, is_current) = (seen.entry, seen.is_current);
@@ -862,7 +916,7 @@ impl Residency {
         for &made in &frame.made {
             self.ancestry.version_mut(made).wanted -= 1;
         }
-        let inputs: Vec<VersionId> = self.ancestry.maker(maker).inputs.iter().flatten().copied().collect();
+        let inputs: Vec<VersionId> = self.ancestry.inputs(maker).iter().flatten().copied().collect();
         inputs.into_iter().try_for_each(|input| self.tidy(input))
     }
 
@@ -883,8 +937,8 @@ impl Residency {
 
     /// A rerun of `maker`, all of whose inputs must be at hand. They are locked until it is booked.
     pub(crate) fn job(&mut self, maker: MakerId, is_tidy: bool) -> Result<Job, Fault> {
-        let Maker { inputs, outputs, recipe, .. } = self.ancestry.maker(maker);
-        let (recipe, outputs, read) = (Arc::clone(recipe), outputs.len(), inputs.clone());
+        let recipe = self.ancestry.maker(maker).recipe.clone();
+        let (outputs, read) = (self.ancestry.outputs(maker).len(), self.ancestry.inputs(maker).to_vec());
         let mut inputs = Vec::with_capacity(read.len());
         let mut locked = Vec::new();
         for version in &read {
@@ -914,10 +968,10 @@ impl Residency {
     pub(crate) fn book(&mut self, done: Done) -> Result<(), Fault> {
         let Done { job, results, started, elapsed_ns } = done;
         self.rebuilds -= 1;
-        self.end_use(&job.locked);
-        let maker = self.ancestry.maker(job.maker);
-        let (read, outputs): (Vec<VersionId>, _) =
-            (maker.inputs.iter().flatten().copied().collect(), maker.outputs.clone());
+        self.tick(false);
+        self.end_use(job.locked.iter().copied());
+        let read: Vec<VersionId> = self.ancestry.inputs(job.maker).iter().flatten().copied().collect();
+        let outputs = self.ancestry.outputs(job.maker).to_vec();
         for &version in &read {
             self.ancestry.version_mut(version).wanted -= 1;
         }

@@ -40,7 +40,6 @@ use crate::period::PeriodDetector;
 use crate::plan::ActionSet;
 use crate::planner::Planner;
 use crate::policy_file::PolicyFile;
-use crate::trace::Phase;
 
 /// Device bytes that a training loop may never exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -411,8 +410,7 @@ impl Detector {
 
 impl Observer for Detector {
     fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
-        let phase = [Phase::Forward, Phase::Backward, Phase::Update][operator.phase as usize];
-        let begins = lock(&self.period).push(operator.name, phase, shim::live_bytes());
+        let begins = lock(&self.period).push(operator.name, shim::phase(), shim::live_bytes());
         if begins {
             self.turn().map_err(|error| error.to_string())?;
         }
@@ -423,8 +421,8 @@ impl Observer for Detector {
         self.shared.after(operator);
     }
 
-    fn failed(&self) {
-        self.shared.failed();
+    fn failed(&self, operator: &RawOperator) {
+        self.shared.failed(operator);
     }
 
     fn pressed(&self, bytes: u64) -> Result<(), String> {

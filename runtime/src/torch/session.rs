@@ -52,8 +52,8 @@ pub(crate) trait Observer: Send + Sync {
     fn before(&self, operator: &RawOperator) -> Result<Wish, String>;
     /// The operator has run.
     fn after(&self, operator: &RawOperator);
-    /// The operator that this thread ran has failed.
-    fn failed(&self);
+    /// The operator has failed.
+    fn failed(&self, operator: &RawOperator);
     /// An allocation of so many bytes would exceed the line: makes room, or says why there is none.
     fn pressed(&self, bytes: u64) -> Result<(), String> {
         Err(format!("{bytes} bytes more exceed the budget"))
@@ -238,8 +238,10 @@ extern "C" fn on_after(operator: *const RawOperator) {
     with_observer(|observer| observer.after(operator));
 }
 
-extern "C" fn on_failed() {
-    with_observer(|observer| observer.failed());
+extern "C" fn on_failed(operator: *const RawOperator) {
+    // SAFETY: the shim gives an event that lives until this returns.
+    let operator = unsafe { &*operator };
+    with_observer(|observer| observer.failed(operator));
 }
 
 extern "C" fn on_pressure(bytes: u64) -> i32 {

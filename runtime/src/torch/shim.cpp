@@ -72,6 +72,8 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
   });
 }
 
+uint32_t plimsoll_phase(void) { return phase(); }
+
 void plimsoll_hash_inputs(int32_t on) { hash_inputs(on != 0); }
 
 size_t plimsoll_take_undeclared(char* out, size_t capacity) {
@@ -198,9 +200,8 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
   });
 }
 
-void plimsoll_recipe_free(PlimsollRecipe* recipe) {
-  RecipeDeleter()(reinterpret_cast<Recipe*>(recipe));
-}
+void plimsoll_recipe_share(PlimsollRecipe* recipe) { reinterpret_cast<Recipe*>(recipe)->share(); }
+void plimsoll_recipe_free(PlimsollRecipe* recipe) { reinterpret_cast<Recipe*>(recipe)->free(); }
 size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe) { return reinterpret_cast<const Recipe*>(recipe)->bytes(); }
 size_t plimsoll_entry_bytes(void) { return entries().bytes(); }
 

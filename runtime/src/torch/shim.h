@@ -40,7 +40,6 @@ typedef struct {
 // An operator about to run, or one that has run.
 typedef struct {
   uint32_t name;                 // announced once through `name`
-  uint32_t phase;                // PlimsollPhase
   const char* not_replayable;    // why it cannot be rerun bit for bit, or null; static
   const PlimsollAccess* accesses;
   size_t access_count;
@@ -60,7 +59,7 @@ typedef struct {
   void (*name)(uint32_t name, const char* text);
   int32_t (*before)(const PlimsollOperator*);
   void (*after)(const PlimsollOperator*);
-  void (*failed)(void);
+  void (*failed)(const PlimsollOperator*);
   int32_t (*pressure)(uint64_t bytes);
 } PlimsollCallbacks;
 
@@ -82,6 +81,8 @@ void plimsoll_time_on_device(int32_t on);
 // Those times, in ns, since the last call: of each operator, and of the pause before it. Waits for the device. `count`
 // says how many there are, of which at most `capacity` are written.
 int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t capacity, size_t* count);
+// What the operator that this thread runs is for: PlimsollPhase. Few need to know.
+uint32_t plimsoll_phase(void);
 // Switches interception on or off for this thread, and for the autograd threads that work for it.
 void plimsoll_intercept(int32_t on);
 
@@ -138,6 +139,8 @@ int32_t plimsoll_bytes_of(PlimsollEntry entry, uint64_t* bytes);
 // Entries made here stand beside the program: they live until plimsoll_discard() or plimsoll_adopt().
 int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count,
                        PlimsollEntry* outputs, size_t output_count);
+// A recipe has one owner more; each of them frees it.
+void plimsoll_recipe_share(PlimsollRecipe* recipe);
 void plimsoll_recipe_free(PlimsollRecipe* recipe);
 // Bytes that a recipe takes.
 size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe);

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
+use crate::trace::Phase;
+
 /// What the shim could not do, in libtorch's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -35,7 +37,6 @@ pub(crate) struct RawCreated {
 #[repr(C)]
 pub(crate) struct RawOperator {
     pub(crate) name: u32,
-    pub(crate) phase: u32,
     not_replayable: *const c_char,
     accesses: *const RawAccess,
     access_count: usize,
@@ -51,6 +52,10 @@ impl RawAccess {
     /// Whether its bytes were filled in past the dispatcher after an operator made it.
     pub(crate) fn is_filled(&self) -> bool {
         self.filled != 0
+    }
+
+    pub(crate) fn is_locked(&self) -> bool {
+        !self.locked.is_null()
     }
 
     pub(crate) fn locked(&self) -> Option<&'static str> {
@@ -72,9 +77,23 @@ impl RawOperator {
         unsafe { literal(self.not_replayable) }
     }
 
+    pub(crate) fn is_replayable(&self) -> bool {
+        self.not_replayable.is_null()
+    }
+
+    /// Whether its start and its end were timed.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.end_ns > 0
+    }
+
     pub(crate) fn accesses(&self) -> &[RawAccess] {
         // SAFETY: the shim gives `access_count` accesses that live as long as the event.
         unsafe { slice(self.accesses, self.access_count) }
+    }
+
+    /// The storages that it uses.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        self.accesses().iter().map(|access| access.entry)
     }
 
     pub(crate) fn created(&self) -> &[RawCreated] {
@@ -120,9 +139,17 @@ impl Recipe {
     }
 }
 
+impl Clone for Recipe {
+    fn clone(&self) -> Self {
+        // SAFETY: the recipe is alive, and stays so for every owner.
+        unsafe { plimsoll_recipe_share(self.0.as_ptr()) };
+        Recipe(self.0)
+    }
+}
+
 impl Drop for Recipe {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from the shim and is freed once.
+        // SAFETY: the pointer came from the shim and is freed once by every owner.
         unsafe { plimsoll_recipe_free(self.0.as_ptr()) }
     }
 }
@@ -133,7 +160,7 @@ pub(crate) struct Callbacks {
     pub(crate) name: extern "C" fn(u32, *const c_char),
     pub(crate) before: extern "C" fn(*const RawOperator) -> i32,
     pub(crate) after: extern "C" fn(*const RawOperator),
-    pub(crate) failed: extern "C" fn(),
+    pub(crate) failed: extern "C" fn(*const RawOperator),
     pub(crate) pressure: extern "C" fn(u64) -> i32,
 }
 
@@ -148,6 +175,7 @@ unsafe extern "C" {
     fn plimsoll_set_deterministic(how: i32);
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
+    fn plimsoll_phase() -> u32;
     fn plimsoll_hash_inputs(on: i32);
     fn plimsoll_take_undeclared(out: *mut c_char, capacity: usize) -> usize;
     fn plimsoll_error() -> *const c_char;
@@ -175,6 +203,7 @@ unsafe extern "C" {
         outputs: *mut Entry,
         output_count: usize,
     ) -> i32;
+    fn plimsoll_recipe_share(recipe: *mut c_void);
     fn plimsoll_recipe_free(recipe: *mut c_void);
     fn plimsoll_recipe_bytes(recipe: *const c_void) -> usize;
     fn plimsoll_entry_bytes() -> usize;
@@ -266,6 +295,12 @@ pub(crate) fn autocast(on_cuda: bool, on: bool) {
 pub(crate) fn intercept(on: bool) {
     // SAFETY: sets a flag of this thread.
     unsafe { plimsoll_intercept(i32::from(on)) }
+}
+
+/// What the operator that this thread runs is for.
+pub(crate) fn phase() -> Phase {
+    // SAFETY: reads what this thread is about.
+    [Phase::Forward, Phase::Backward, Phase::Update][unsafe { plimsoll_phase() } as usize]
 }
 
 pub(crate) fn hash_inputs(on: bool) {

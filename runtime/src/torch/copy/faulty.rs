@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierUse};
+use super::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies, TierUse};
 use crate::hardware::Tier;
 
 /// A call that can be made to fail.
@@ -133,6 +133,10 @@ impl CopyEngine for FaultyEngine {
 
     fn tiers(&self) -> Vec<TierUse> {
         self.inner.tiers()
+    }
+
+    fn copies(&self) -> Vec<TierCopies> {
+        self.inner.copies()
     }
 
     fn host_waits(&self) -> u64 {

@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::extents::Extents;
 use super::gather::{Gather, Part};
 use super::host::{kill, workers};
+use super::measured::TierCopies;
 use super::probe::{COPIED_BYTES, PROBE_BYTES, probe};
 use super::slabs::{Mapped, MemorySlab, PAGE_BYTES, Pool, whole_pages};
 use super::spill::SpillFile;
@@ -265,7 +267,7 @@ impl CopyEngine for FileEngine {
         let slab = Arc::new(FileSlab { extents: self.room.take(bytes)?, written, room: Arc::clone(&self.room) });
         let copies = SlowCopy::parts(&Slab::File(Arc::clone(&slab)), pieces);
         let (pieces, bounce) = (Pieces(pieces.to_vec()), Arc::clone(&self.write_bounce));
-        let job = move || {
+        let job = move |_: &mut Instant| {
             let pieces = pieces;
             slab.write(&pieces.0, &bounce)
         };
@@ -276,9 +278,10 @@ impl CopyEngine for FileEngine {
     unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
         let bytes = copies.iter().map(|(copy, _)| copy.bytes).sum();
         let (slabs, bounce) = (by_slab(copies), Arc::clone(&self.read_bounce));
-        let job = move || {
+        let job = move |began: &mut Instant| {
+            slabs.iter().try_for_each(|(slab, _)| slab.written.wait())?;
+            *began = Instant::now();
             for (slab, parts) in slabs {
-                slab.written.wait()?;
                 slab.read(&parts, &bounce)?;
             }
             Ok(())
@@ -312,6 +315,10 @@ impl CopyEngine for FileEngine {
             kept_bytes: 0,
             limit_bytes,
         }]
+    }
+
+    fn copies(&self) -> Vec<TierCopies> {
+        vec![TierCopies { tier: Tier::File, offload: self.out.copies(), prefetch: self.back.copies() }]
     }
 
     fn host_waits(&self) -> u64 {

@@ -1,8 +1,10 @@
 //! The engine whose slow tier is this machine's memory.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::gather::Move;
+use super::measured::TierCopies;
 use super::probe::probe;
 use super::slabs::{Mapped, MemorySlab, Pool};
 use super::ticket::{Done, Promise, Ticket};
@@ -61,7 +63,7 @@ impl HostEngine {
 
 /// Makes a worker die, and waits until it has.
 pub(super) fn kill(worker: &Worker) {
-    let death = worker.ticket(Tier::Host, 0, Box::new(|| panic!("injected: a copy worker dies")));
+    let death = worker.ticket(Tier::Host, 0, Box::new(|_| panic!("injected: a copy worker dies")));
     let _ = death.and_then(|ticket| ticket.wait_for_workers());
 }
 
@@ -89,7 +91,7 @@ impl CopyEngine for HostEngine {
         let moves: Vec<Move> = ends
             .map(|(piece, copy)| Move { from: piece.start, to: slab.at(copy.offset), bytes: piece.bytes })
             .collect();
-        let job = move || {
+        let job = move |_: &mut Instant| {
             // SAFETY: the caller keeps the pieces readable; the job holds the slab, which is no one else's before this
             // is done.
             moves.iter().for_each(|part| unsafe { part.make() });
@@ -108,9 +110,10 @@ impl CopyEngine for HostEngine {
             (slab, part)
         };
         let parts: Vec<(Arc<MemorySlab>, Move)> = copies.iter().map(of_copy).collect();
-        let job = move || {
-            for (slab, part) in parts {
-                written(&slab)?;
+        let job = move |began: &mut Instant| {
+            parts.iter().try_for_each(|(slab, _)| written(slab))?;
+            *began = Instant::now();
+            for (_slab, part) in parts {
                 // SAFETY: the caller keeps the device bytes writable; the job holds the slab, which is filled.
                 unsafe { part.make() };
             }
@@ -138,6 +141,10 @@ impl CopyEngine for HostEngine {
 
     fn tiers(&self) -> Vec<TierUse> {
         vec![self.slabs.usage()]
+    }
+
+    fn copies(&self) -> Vec<TierCopies> {
+        vec![TierCopies { tier: Tier::Host, offload: self.out.copies(), prefetch: self.back.copies() }]
     }
 
     fn host_waits(&self) -> u64 {

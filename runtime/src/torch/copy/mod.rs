@@ -17,6 +17,7 @@ mod faulty;
 mod file;
 mod gather;
 mod host;
+mod measured;
 mod probe;
 mod slabs;
 mod spill;
@@ -33,6 +34,8 @@ pub use device::{Device, DeviceCallError, EventId, StreamId};
 pub use faulty::{Call, Fault, Faults, FaultyEngine};
 pub use file::{FileEngine, FileTier};
 pub use host::HostEngine;
+pub use measured::{ChannelUse, TierCopies};
+pub(crate) use measured::{retimed, since};
 pub use slabs::PAGE_BYTES;
 pub use stream::StreamEngine;
 pub use ticket::Ticket;
@@ -205,6 +208,11 @@ pub trait CopyEngine: Send {
 
     /// What each slow tier holds.
     fn tiers(&self) -> Vec<TierUse> {
+        Vec::new()
+    }
+
+    /// What the copies so far took, by tier: how fast the link is while the job runs. Nothing where that is not known.
+    fn copies(&self) -> Vec<TierCopies> {
         Vec::new()
     }
 

@@ -1,6 +1,6 @@
 //! A host engine and a file engine as one, by tier.
 
-use super::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierUse};
+use super::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies, TierUse};
 use crate::hardware::Tier;
 
 /// Sends every copy to the engine of its tier. Which tier that is has been decided before.
@@ -73,6 +73,10 @@ impl CopyEngine for TieredEngine {
 
     fn tiers(&self) -> Vec<TierUse> {
         [self.host.tiers(), self.file.tiers()].concat()
+    }
+
+    fn copies(&self) -> Vec<TierCopies> {
+        [self.host.copies(), self.file.copies()].concat()
     }
 
     fn host_waits(&self) -> u64 {

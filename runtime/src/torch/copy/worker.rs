@@ -8,11 +8,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::CopyError;
+use super::measured::{ChannelUse, Meter};
 use super::ticket::{Done, Promise, Ticket};
 use crate::hardware::Tier;
 
-/// What a worker does. It lets go of all it holds before its end is told.
-pub(super) type Job = Box<dyn FnOnce() -> Result<(), CopyError> + Send>;
+/// What a worker does. It lets go of all it holds before its end is told. Where it has to wait for something before it
+/// copies, it sets the moment at which it began.
+pub(super) type Job = Box<dyn FnOnce(&mut Instant) -> Result<(), CopyError> + Send>;
 
 /// How fast an emulated link is in one direction.
 #[derive(Clone, Copy, Debug)]
@@ -41,18 +43,22 @@ struct Order {
 /// The thread and its queue.
 pub(super) struct Worker {
     orders: Option<Sender<Order>>,
+    meter: Meter,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
     pub(super) fn start(name: &str, pace: Option<Pace>) -> Self {
         let (orders, incoming) = channel::<Order>();
+        let meter = Meter::default();
+        let counted = meter.clone();
         let work = move || {
             // When the emulated link is free again. It keeps its own time: bytes are copied as soon as they may be, and the
             // copy counts as made when the link would have made it. A worker that slept until then would wake late.
             let mut free_at = Instant::now();
             while let Ok(Order { asked_for, bytes, job, promise }) = incoming.recv() {
-                let Ok(outcome) = catch_unwind(AssertUnwindSafe(job)) else {
+                let mut began = Instant::now();
+                let Ok(outcome) = catch_unwind(AssertUnwindSafe(|| job(&mut began))) else {
                     // Its work may be broken: the worker dies. Queued orders go with the queue, and their promises
                     // tell; this one tells last, so whoever knows of the death finds no queue.
                     drop(incoming);
@@ -63,11 +69,19 @@ impl Worker {
                     free_at = asked_for.max(free_at) + pace.time_of(bytes);
                     free_at
                 });
+                if outcome.is_ok() {
+                    counted.add(bytes, pace.map_or_else(|| began.elapsed(), |pace| pace.time_of(bytes)));
+                }
                 promise.settle(outcome, due);
             }
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(work).expect("a thread for copies");
-        Worker { orders: Some(orders), thread: Some(thread) }
+        Worker { orders: Some(orders), meter, thread: Some(thread) }
+    }
+
+    /// What its copies so far took.
+    pub(super) fn copies(&self) -> ChannelUse {
+        self.meter.read()
     }
 
     /// Queues a job that copies `bytes`; `promise` is settled when it is done.
@@ -107,21 +121,21 @@ mod tests {
         let worker = Worker::start("under-test", None);
         let gate = Arc::new(Barrier::new(2));
         let opened = Arc::clone(&gate);
-        let before = worker.ticket(Tier::Host, 0, Box::new(|| Ok(()))).unwrap();
+        let before = worker.ticket(Tier::Host, 0, Box::new(|_| Ok(()))).unwrap();
         let dying = worker.ticket(
             Tier::Host,
             0,
-            Box::new(move || {
+            Box::new(move |_| {
                 opened.wait();
                 panic!("injected: the worker dies")
             }),
         );
-        let queued = worker.ticket(Tier::Host, 0, Box::new(|| Ok(())));
+        let queued = worker.ticket(Tier::Host, 0, Box::new(|_| Ok(())));
         gate.wait();
         assert_eq!(before.wait_for_workers().map(|_| ()), Ok(()));
         assert_eq!(dying.unwrap().wait_for_workers(), Err(CopyError::WorkerDied));
         assert_eq!(queued.unwrap().wait_for_workers(), Err(CopyError::WorkerDied));
-        let later = worker.ticket(Tier::Host, 0, Box::new(|| Ok(())));
+        let later = worker.ticket(Tier::Host, 0, Box::new(|_| Ok(())));
         assert_eq!(later.map(|_| ()), Err(CopyError::WorkerDied));
     }
 
@@ -133,7 +147,7 @@ mod tests {
         let (made, makes) = channel();
         let copy = |bytes| {
             let made = made.clone();
-            let job = move || made.send(()).map_err(|_| CopyError::WorkerDied);
+            let job = move |_: &mut Instant| made.send(()).map_err(|_| CopyError::WorkerDied);
             worker.ticket(Tier::Host, bytes, Box::new(job)).unwrap()
         };
         let (first, second) = (copy(4_000), copy(0));
