@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use plimsoll_runtime::observation::Pressure;
 use plimsoll_runtime::planner::{DECODES_SHARE, PORTFOLIO_SHARE};
 use plimsoll_runtime::search::{Limits, search};
-use plimsoll_runtime::{Decided, Plan, Planned, Planner, Policy, Problem, plan};
+use plimsoll_runtime::{Choice, Decided, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
 
 use super::points::{Field, MakePolicy, Point};
@@ -39,6 +40,16 @@ impl Contestant {
         format!("{} alone", self.name)
     }
 
+    /// The name of its greedy plan where nobody asks it whether to wait.
+    fn unasked(&self) -> String {
+        format!("{} alone, unasked", self.name)
+    }
+
+    /// The name of the best of its decodes.
+    fn decoded(&self) -> String {
+        format!("{} decodes", self.name)
+    }
+
     /// The name of what the whole planner makes of it.
     pub fn planner(&self) -> String {
         format!("{} + search", self.name)
@@ -55,6 +66,19 @@ impl Contestant {
                 if searched.planned.is_better_than(&own.planned) { searched } else { own }
             }
         }
+    }
+}
+
+/// A policy that is asked only where the budget would be exceeded.
+struct Unasked(Box<dyn Policy + Send>);
+
+impl Policy for Unasked {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
+        self.0.choose(pressure)
     }
 }
 
@@ -199,6 +223,13 @@ impl Contest<'_> {
         for contestant in self.contestants {
             let (alone, time) = timed(|| plan(problem, contestant.make().as_mut()));
             plans.push((contestant.alone(), alone, time));
+            if let Chosen::Learned { .. } = contestant.policy {
+                let (unasked, time) = timed(|| plan(problem, &mut Unasked(contestant.make())));
+                plans.push((contestant.unasked(), unasked, time));
+                let decoding = Planner::decoding(self.decodes);
+                let (decoded, time) = timed(|| contestant.plan_with(problem, &decoding));
+                plans.push((contestant.decoded(), decoded.planned, time));
+            }
             let planner = self.planner(field, time, limits);
             let (decided, time) = timed(|| contestant.plan_with(problem, &planner));
             plans.push((contestant.planner(), decided.planned, time));
