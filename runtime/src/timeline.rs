@@ -33,6 +33,11 @@ use crate::prefetch::{Facts, Prefetches, clamped};
 use crate::schedule::{Instruction, Schedule};
 use crate::trace::{OperatorId, StorageId, Trace};
 
+/// Reruns for each operator of a trace, and some beside, after which a plan is given up: what rebuilds so much is no plan,
+/// and a chain whose ancestors are dropped again and again takes exponentially many.
+const RERUNS_PER_OPERATOR_MAX: u64 = 8;
+const RERUNS_MAX_AT_LEAST: u64 = 2048;
+
 /// How many dead generations a materialised version may be away from the dropped child that needs it.
 const RETAIN_DEPTH: u32 = 3;
 
@@ -70,6 +75,8 @@ pub struct Prediction {
     pub contention_ns: u64,
     /// Time spent on reruns.
     pub recompute_ns: u64,
+    /// Operators that run again.
+    pub reruns: u64,
     /// Bytes offloaded.
     pub offloaded_bytes: u64,
     /// Bytes prefetched.
@@ -82,9 +89,28 @@ pub struct Prediction {
     pub file_peak_bytes: u64,
     /// Bytes of swaps that the plan asks for and no slow tier has room for: those storages stay on the device.
     pub refused_bytes: u64,
+    /// Whether the plan was given up because it reruns too much. It then counts as holding no budget: as large as keep-all,
+    /// and slower than any plan that is not given up.
+    pub given_up: bool,
 }
 
 impl Prediction {
+    /// The prediction of a plan that is given up, the same whichever way it was found to be too long.
+    fn given_up(trace: &Trace, lineage: &Lineage, budget_bytes: u64) -> Self {
+        let peak_bytes = lineage.keep_all_peak_bytes();
+        let peak_operator = lineage.keep_all_bytes().iter().position(|&bytes| bytes == peak_bytes).unwrap_or(0);
+        let reruns = reruns_max(trace) + 1;
+        Prediction {
+            makespan_ns: lineage.keep_all_makespan_ns().saturating_mul(1 + reruns),
+            peak_bytes,
+            peak_operator,
+            reruns,
+            over_budget_bytes: peak_bytes.saturating_sub(budget_bytes).max(1),
+            given_up: true,
+            ..Prediction::default()
+        }
+    }
+
     /// Adds the peaks of a stretch, with so many bytes more on the device and in the host's memory.
     pub(crate) fn include(&mut self, segment: &Segment, more_bytes: i64, more_host_bytes: i64) {
         let (bytes, operator) = segment.peak;
@@ -102,6 +128,7 @@ impl Prediction {
         self.stall_ns += to.stall_ns - from.stall_ns;
         self.contention_ns += to.contention_ns - from.contention_ns;
         self.recompute_ns += to.recompute_ns - from.recompute_ns;
+        self.reruns += to.reruns - from.reruns;
         self.offloaded_bytes += to.offloaded_bytes - from.offloaded_bytes;
         self.prefetched_bytes += to.prefetched_bytes - from.prefetched_bytes;
     }
@@ -147,9 +174,17 @@ pub(crate) struct PendingOffload {
     pub(crate) done_ns: u64,
 }
 
-/// Control flow inside a run: something must be chosen first.
-struct Pressed {
-    deficit_bytes: u64,
+/// Control flow inside a run that ends before the iteration does.
+enum Stopped {
+    /// Something must be chosen first.
+    Pressed { deficit_bytes: u64 },
+    /// There are too many reruns.
+    GivenUp,
+}
+
+/// The most reruns of a plan that is not given up.
+fn reruns_max(trace: &Trace) -> u64 {
+    RERUNS_PER_OPERATOR_MAX * trace.operators.len() as u64 + RERUNS_MAX_AT_LEAST
 }
 
 /// Storages that are copied together, before one operator.
@@ -252,7 +287,7 @@ impl<'a> Timeline<'a> {
         }
     }
 
-    /// Predicts `plan` and writes out what the executor has to do.
+    /// Predicts `plan` and writes out what the executor has to do: nothing, where the plan is given up.
     pub fn schedule(&mut self, plan: &Plan, budget_bytes: u64) -> (Schedule, Prediction) {
         self.schedule = Some(Schedule::default());
         let prediction = self.predict(plan, budget_bytes);
@@ -374,8 +409,12 @@ impl<'a> Timeline<'a> {
             } else if self.leaves_base {
                 self.base.bookmarks.pass(self.operator, &mut self.at);
             }
-            if let Err(Pressed { deficit_bytes }) = self.operate() {
-                return Run::Pressed { operator: self.operator, deficit_bytes };
+            match self.operate() {
+                Ok(()) => {}
+                Err(Stopped::Pressed { deficit_bytes }) => {
+                    return Run::Pressed { operator: self.operator, deficit_bytes };
+                }
+                Err(Stopped::GivenUp) => return Run::Finished(self.give_up()),
             }
             if self.operator == self.trace.operators.len() {
                 return Run::Finished(self.conclude());
@@ -385,6 +424,24 @@ impl<'a> Timeline<'a> {
                 self.lag_ns[self.operator + 1..next].fill(self.at.lag_ns);
             }
             self.operator = next;
+        }
+    }
+
+    /// The run ends here, in the middle of reruns.
+    fn give_up(&mut self) -> Prediction {
+        self.abandon_reruns();
+        if let Some(schedule) = &mut self.schedule {
+            schedule.clear();
+        }
+        Prediction::given_up(self.trace, self.lineage, self.budget_bytes)
+    }
+
+    /// Forgets reruns that were under way when a run stopped.
+    fn abandon_reruns(&mut self) {
+        if !self.stack.is_empty() {
+            self.version_locks.fill(0);
+            self.at.beside.fill(false);
+            self.stack.clear();
         }
     }
 
@@ -480,12 +537,7 @@ impl<'a> Timeline<'a> {
 
     /// Goes to where the run has to start, and says before which operator that is.
     fn start(&mut self) -> usize {
-        if !self.stack.is_empty() {
-            // The last run stopped in the middle of reruns.
-            self.version_locks.fill(0);
-            self.at.beside.fill(false);
-            self.stack.clear();
-        }
+        self.abandon_reruns();
         if self.schedule.is_some() || self.leaves_base {
             // It has to be written from the first operator on.
             self.last_run.bookmarks.clear();
@@ -514,7 +566,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// One operator, or the iteration's end.
-    fn operate(&mut self) -> Result<(), Pressed> {
+    fn operate(&mut self) -> Result<(), Stopped> {
         let (lineage, index) = (self.lineage, self.operator);
         self.at.now_ns = lineage.start_ns(index) + self.at.lag_ns;
         self.forget_used_retained();
@@ -560,7 +612,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Makes all that the operator at hand uses readable. At the iteration's end that is everything that still lives.
-    fn restore_used(&mut self) -> Result<(), Pressed> {
+    fn restore_used(&mut self) -> Result<(), Stopped> {
         self.slab.members.clear();
         // Small storages that are not on their way yet come together.
         for id in self.used() {
@@ -612,7 +664,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Makes `storage` readable and closes its window.
-    fn restore(&mut self, storage: StorageId) -> Result<(), Pressed> {
+    fn restore(&mut self, storage: StorageId) -> Result<(), Stopped> {
         if self.at.residency[storage.index()] != Residency::Resident {
             self.materialise(storage)?;
         }
@@ -630,7 +682,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Makes `storage` readable.
-    fn materialise(&mut self, storage: StorageId) -> Result<(), Pressed> {
+    fn materialise(&mut self, storage: StorageId) -> Result<(), Stopped> {
         match self.at.residency[storage.index()] {
             Residency::Resident => {}
             Residency::Offloading => {
