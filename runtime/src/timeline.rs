@@ -34,6 +34,11 @@ use crate::prefetch::{Facts, Late, Prefetches, clamped};
 use crate::schedule::{Instruction, Schedule};
 use crate::trace::{OperatorId, StorageId, Trace};
 
+/// Reruns for each operator of a trace, and some beside, after which a plan is given up: what rebuilds so much is no plan,
+/// and a chain whose ancestors are dropped again and again takes exponentially many.
+const RERUNS_PER_OPERATOR_MAX: u64 = 8;
+const RERUNS_MAX_AT_LEAST: u64 = 2048;
+
 /// How many dead generations a materialised version may be away from the dropped child that needs it.
 const RETAIN_DEPTH: u32 = 3;
 
@@ -71,6 +76,8 @@ pub struct Prediction {
     pub contention_ns: u64,
     /// Time spent on reruns.
     pub recompute_ns: u64,
+    /// Operators that run again.
+    pub reruns: u64,
     /// Bytes offloaded.
     pub offloaded_bytes: u64,
     /// Bytes prefetched.
@@ -83,9 +90,28 @@ pub struct Prediction {
     pub file_peak_bytes: u64,
     /// Bytes of swaps that the plan asks for and no slow tier has room for: those storages stay on the device.
     pub refused_bytes: u64,
+    /// Whether the plan was given up because it reruns too much. It then counts as holding no budget: as large as keep-all,
+    /// and slower than any plan that is not given up.
+    pub given_up: bool,
 }
 
 impl Prediction {
+    /// The prediction of a plan that is given up, the same whichever way it was found to be too long.
+    fn given_up(trace: &Trace, lineage: &Lineage, budget_bytes: u64) -> Self {
+        let peak_bytes = lineage.keep_all_peak_bytes();
+        let peak_operator = lineage.keep_all_bytes().iter().position(|&bytes| bytes == peak_bytes).unwrap_or(0);
+        let reruns = reruns_max(trace) + 1;
+        Prediction {
+            makespan_ns: lineage.keep_all_makespan_ns().saturating_mul(1 + reruns),
+            peak_bytes,
+            peak_operator,
+            reruns,
+            over_budget_bytes: peak_bytes.saturating_sub(budget_bytes).max(1),
+            given_up: true,
+            ..Prediction::default()
+        }
+    }
+
     /// Adds the peaks of a stretch, with so many bytes more on the device and in the host's memory.
     pub(crate) fn include(&mut self, segment: &Segment, more_bytes: i64, more_host_bytes: i64) {
         let (bytes, operator) = segment.peak;
@@ -103,6 +129,7 @@ impl Prediction {
         self.stall_ns += to.stall_ns - from.stall_ns;
         self.contention_ns += to.contention_ns - from.contention_ns;
         self.recompute_ns += to.recompute_ns - from.recompute_ns;
+        self.reruns += to.reruns - from.reruns;
         self.offloaded_bytes += to.offloaded_bytes - from.offloaded_bytes;
         self.prefetched_bytes += to.prefetched_bytes - from.prefetched_bytes;
     }
@@ -157,6 +184,19 @@ pub(crate) struct Pressed {
     pub(crate) wait: Option<Wait>,
     /// Evictions that can help.
     pub(crate) actions: ActionSet,
+}
+
+/// Control flow inside a run that ends before the iteration does.
+enum Stopped {
+    /// Something must be chosen first.
+    Pressed(Pressed),
+    /// There are too many reruns.
+    GivenUp,
+}
+
+/// The most reruns of a plan that is not given up.
+fn reruns_max(trace: &Trace) -> u64 {
+    RERUNS_PER_OPERATOR_MAX * trace.operators.len() as u64 + RERUNS_MAX_AT_LEAST
 }
 
 /// Storages that are copied together, before one operator.
@@ -265,7 +305,7 @@ impl<'a> Timeline<'a> {
         }
     }
 
-    /// Predicts `plan` and writes out what the executor has to do.
+    /// Predicts `plan` and writes out what the executor has to do: nothing, where the plan is given up.
     pub fn schedule(&mut self, plan: &Plan, budget_bytes: u64) -> (Schedule, Prediction) {
         self.schedule = Some(Schedule::default());
         let prediction = self.predict(plan, budget_bytes);
@@ -387,8 +427,10 @@ impl<'a> Timeline<'a> {
             } else if self.leaves_base {
                 self.base.bookmarks.pass(self.operator, &mut self.at);
             }
-            if let Err(pressed) = self.operate() {
-                return Run::Pressed { operator: self.operator, pressed };
+            match self.operate() {
+                Ok(()) => {}
+                Err(Stopped::Pressed(pressed)) => return Run::Pressed { operator: self.operator, pressed },
+                Err(Stopped::GivenUp) => return Run::Finished(self.give_up()),
             }
             if self.operator == self.trace.operators.len() {
                 return Run::Finished(self.conclude());
@@ -398,6 +440,24 @@ impl<'a> Timeline<'a> {
                 self.lag_ns[self.operator + 1..next].fill(self.at.lag_ns);
             }
             self.operator = next;
+        }
+    }
+
+    /// The run ends here, in the middle of reruns.
+    fn give_up(&mut self) -> Prediction {
+        self.abandon_reruns();
+        if let Some(schedule) = &mut self.schedule {
+            schedule.clear();
+        }
+        Prediction::given_up(self.trace, self.lineage, self.budget_bytes)
+    }
+
+    /// Forgets reruns that were under way when a run stopped.
+    fn abandon_reruns(&mut self) {
+        if !self.stack.is_empty() {
+            self.version_locks.fill(0);
+            self.at.beside.fill(false);
+            self.stack.clear();
         }
     }
 
@@ -501,12 +561,7 @@ impl<'a> Timeline<'a> {
 
     /// Goes to where the run has to start, and says before which operator that is.
     fn start(&mut self) -> usize {
-        if !self.stack.is_empty() {
-            // The last run stopped in the middle of reruns.
-            self.version_locks.fill(0);
-            self.at.beside.fill(false);
-            self.stack.clear();
-        }
+        self.abandon_reruns();
         if self.schedule.is_some() || self.leaves_base {
             // It has to be written from the first operator on.
             self.last_run.bookmarks.clear();
@@ -535,7 +590,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// One operator, or the iteration's end.
-    fn operate(&mut self) -> Result<(), Pressed> {
+    fn operate(&mut self) -> Result<(), Stopped> {
         let (lineage, index) = (self.lineage, self.operator);
         self.at.now_ns = lineage.start_ns(index) + self.at.lag_ns;
         self.forget_used_retained();
@@ -582,7 +637,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Makes all that the operator at hand uses readable. At the iteration's end that is everything that still lives.
-    fn restore_used(&mut self) -> Result<(), Pressed> {
+    fn restore_used(&mut self) -> Result<(), Stopped> {
         self.slab.members.clear();
         // Small storages that are not on their way yet come together.
         for id in self.used() {
@@ -634,7 +689,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Makes `storage` readable and closes its window.
-    fn restore(&mut self, storage: StorageId) -> Result<(), Pressed> {
+    fn restore(&mut self, storage: StorageId) -> Result<(), Stopped> {
         if self.at.residency[storage.index()] != Residency::Resident {
             self.materialise(storage)?;
         }
@@ -652,7 +707,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Makes `storage` readable.
-    fn materialise(&mut self, storage: StorageId) -> Result<(), Pressed> {
+    fn materialise(&mut self, storage: StorageId) -> Result<(), Stopped> {
         match self.at.residency[storage.index()] {
             Residency::Resident => {}
             Residency::Offloading => {
@@ -695,7 +750,7 @@ impl<'a> Timeline<'a> {
         deficit_bytes: u64,
         of_use: ActionSet,
         wait: impl FnOnce(&Self) -> Wait,
-    ) -> Result<(), Pressed> {
+    ) -> Result<(), Stopped> {
         let OnPressure::Stop { actions, patient_until } = self.on_pressure else { return Ok(()) };
         let actions = ActionSet { swap: actions.swap && of_use.swap, recompute: actions.recompute && of_use.recompute };
         if self.operator < patient_until {
@@ -709,7 +764,7 @@ impl<'a> Timeline<'a> {
         if self.open.is_empty() {
             return Ok(());
         }
-        Err(Pressed { deficit_bytes, wait: Some(wait), actions })
+        Err(Stopped::Pressed(Pressed { deficit_bytes, wait: Some(wait), actions }))
     }
 
     fn may_evict(&self, window: &Window, actions: ActionSet) -> bool {

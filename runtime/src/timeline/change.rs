@@ -11,7 +11,7 @@ use crate::lineage::WindowId;
 use crate::moment::{Bookmark, Bookmarks, InFlight};
 use crate::plan::{Action, Plan};
 use crate::prefetch::Facts;
-use crate::timeline::{NO_WINDOW, OnPressure, Prediction, Residency, Run, Timeline};
+use crate::timeline::{NO_WINDOW, OnPressure, Prediction, Residency, Run, Stopped, Timeline, reruns_max};
 
 /// Changes that are predicted together; more are predicted as a whole plan.
 pub const CHANGES_MAX: usize = 4;
@@ -113,14 +113,14 @@ impl Timeline<'_> {
     /// fraction of the time. The base stays as it is: to go on from the changed plan, accept the changes.
     ///
     /// Where slow tiers are limited a change may displace any copy, and the whole plan is predicted. So it is of more than
-    /// [`CHANGES_MAX`] changes.
+    /// [`CHANGES_MAX`] changes, and where the base was given up.
     ///
     /// # Panics
     ///
     /// If [`Timeline::rebase`] was not the last run before, changes apart.
     pub fn predict_changes(&mut self, changes: &[(WindowId, Action)]) -> Prediction {
         let base = self.base.prediction.expect("a change is predicted against a base");
-        if !self.placement.is_unlimited() || changes.len() > CHANGES_MAX {
+        if !self.placement.is_unlimited() || changes.len() > CHANGES_MAX || base.given_up {
             return self.predict_changes_whole(changes);
         }
         self.on_pressure = OnPressure::Exceed;
@@ -146,7 +146,8 @@ impl Timeline<'_> {
     pub fn accept_changes(&mut self, changes: &[(WindowId, Action)]) -> Prediction {
         let base = self.base.prediction.expect("a change is made to a base");
         self.base.accepted += 1;
-        if !self.placement.is_unlimited() || changes.len() > CHANGES_MAX || self.base.accepted > ACCEPTED_MAX {
+        let whole = !self.placement.is_unlimited() || changes.len() > CHANGES_MAX || base.given_up;
+        if whole || self.base.accepted > ACCEPTED_MAX {
             let (plan, budget_bytes) = (self.changed_plan(changes), self.budget_bytes);
             return self.rebase(&plan, budget_bytes);
         }
@@ -239,8 +240,10 @@ impl Timeline<'_> {
         self.base.bookmarks.left()[bookmark].load(&mut self.at);
         self.operator = self.base.bookmarks.left()[bookmark].operator;
         loop {
-            let pressed = self.operate();
-            debug_assert!(pressed.is_ok(), "a run that may exceed the budget never stops");
+            if let Err(stopped) = self.operate() {
+                debug_assert!(matches!(stopped, Stopped::GivenUp), "a run that may exceed the budget never stops");
+                return self.give_up();
+            }
             if self.operator == self.trace.operators.len() {
                 return self.conclude();
             }
@@ -257,6 +260,9 @@ impl Timeline<'_> {
             let here = &self.base.bookmarks.left()[bookmark].result;
             let there = self.base.bookmarks.left().get(passed).map_or(&base, |bookmark| &bookmark.result);
             self.at.result.add_span(here, there);
+            if self.at.result.reruns > reruns_max(self.trace) {
+                return self.give_up();
+            }
             if passed == count {
                 let end_ns = base.makespan_ns.saturating_add_signed(difference.lag_ns);
                 self.at.segment.clear();

@@ -1,6 +1,6 @@
 //! What the two channels are given: offloads, prefetches, and the slabs that small ones move in.
 
-use super::{PendingOffload, Pressed, Residency, Retained, Timeline};
+use super::{PendingOffload, Residency, Retained, Stopped, Timeline};
 use crate::hardware::{SLAB_MEMBER_BYTES_MAX, Tier};
 use crate::lineage::WindowId;
 use crate::observation::Wait;
@@ -116,7 +116,7 @@ impl Timeline<'_> {
     }
 
     /// Stops where a prefetch should start that has no room before it is too late.
-    pub(super) fn look_at_late_prefetches(&mut self) -> Result<(), Pressed> {
+    pub(super) fn look_at_late_prefetches(&mut self) -> Result<(), Stopped> {
         let first = self.late.partition_point(|late| late.wanted < self.operator);
         for position in first..self.late.len() {
             let late = self.late[position];

@@ -68,9 +68,15 @@ pub(super) struct Notes {
 }
 
 impl Timeline<'_> {
-    /// Predicts `plan` under `budget_bytes` and says why: with at most `largest` storages at the peak by name.
+    /// Predicts `plan` under `budget_bytes` and says why: with at most `largest` storages at the peak by name. Of a plan
+    /// that is given up, what is said of peak and time is said of keep-all.
     pub fn explain(&mut self, plan: &Plan, budget_bytes: u64, largest: usize) -> Explanation {
-        let peak_bytes = self.predict(plan, budget_bytes).peak_bytes;
+        let predicted = self.predict(plan, budget_bytes);
+        if predicted.given_up {
+            let keep_all = Plan::keep_all(plan.actions().len());
+            return Explanation { prediction: predicted, ..self.explain(&keep_all, budget_bytes, largest) };
+        }
+        let peak_bytes = predicted.peak_bytes;
         let notes = Notes { peak_bytes, peak: None, memory_stall_ns: 0, offload_busy_ns: 0, prefetch_busy_ns: 0 };
         self.notes = Some(notes);
         if peak_bytes == self.lineage.resident_bytes(0) as u64 {

@@ -1,6 +1,6 @@
 //! Reruns: a dropped storage is restored from versions that are there, back to roots where it must be.
 
-use super::{Pressed, Residency, Retained, Timeline};
+use super::{Residency, Retained, Stopped, Timeline, reruns_max};
 use crate::lineage::{VersionId, Window};
 use crate::schedule::Instruction;
 use crate::trace::OperatorId;
@@ -8,7 +8,7 @@ use crate::trace::OperatorId;
 impl Timeline<'_> {
     /// Reruns what `version` depends on until it stands in its storage. An explicit stack, not recursion: chains
     /// can be as long as the iteration.
-    pub(super) fn rebuild(&mut self, version: VersionId) -> Result<(), Pressed> {
+    pub(super) fn rebuild(&mut self, version: VersionId) -> Result<(), Stopped> {
         debug_assert!(self.stack.is_empty());
         self.push_rerun(version);
         while let Some(&operator) = self.stack.last() {
@@ -37,7 +37,7 @@ impl Timeline<'_> {
     }
 
     /// The first input of a rerun that has to be rebuilt before it. Inputs in the slow tier are fetched.
-    pub(super) fn missing_input(&mut self, operator: OperatorId) -> Result<Option<VersionId>, Pressed> {
+    pub(super) fn missing_input(&mut self, operator: OperatorId) -> Result<Option<VersionId>, Stopped> {
         for &input in self.lineage.replay_inputs(operator) {
             let storage = self.lineage.version(input).storage;
             if self.at.beside[input.index()] {
@@ -59,8 +59,11 @@ impl Timeline<'_> {
     }
 
     /// Reruns the operator on top of the stack.
-    pub(super) fn rerun(&mut self, operator: OperatorId) -> Result<(), Pressed> {
+    pub(super) fn rerun(&mut self, operator: OperatorId) -> Result<(), Stopped> {
         let (trace, lineage) = (self.trace, self.lineage);
+        if self.at.result.reruns >= reruns_max(trace) {
+            return Err(Stopped::GivenUp);
+        }
         let facts = &trace.operators[operator.index()];
         let mut created = 0;
         for &output in lineage.replay_outputs(operator) {
@@ -79,6 +82,7 @@ impl Timeline<'_> {
         self.emit(Instruction::Rerun(operator));
         self.at.now_ns += facts.cost_ns;
         self.at.result.recompute_ns += facts.cost_ns;
+        self.at.result.reruns += 1;
         self.at.excess_bytes += created as i64;
         for &output in lineage.replay_outputs(operator) {
             if let Some(consumed) = self.predecessor(operator, output) {

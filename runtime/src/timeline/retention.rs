@@ -1,7 +1,8 @@
 //! What stays on the device although nothing uses it just now, until its memory is needed, and how memory is found.
 
 use super::{
-    NO_WINDOW, OnPressure, PendingOffload, Pressed, RETAIN_DEPTH, Residency, Retained, RetainedEntry, Timeline, clamped,
+    NO_WINDOW, OnPressure, PendingOffload, Pressed, RETAIN_DEPTH, Residency, Retained, RetainedEntry, Stopped,
+    Timeline, clamped,
 };
 use crate::lineage::{VersionId, WindowId};
 use crate::observation::Wait;
@@ -152,7 +153,7 @@ impl Timeline<'_> {
 
     /// Sees to it that `needed` more bytes fit, by what is decided already.
     #[inline]
-    pub(super) fn make_room(&mut self, needed: u64) -> Result<(), Pressed> {
+    pub(super) fn make_room(&mut self, needed: u64) -> Result<(), Stopped> {
         let room_bytes = clamped(self.budget_bytes) - self.resident_bytes() as i64 - needed as i64;
         self.note_spare(room_bytes);
         if room_bytes >= 0 { Ok(()) } else { self.free_bytes(needed) }
@@ -169,7 +170,7 @@ impl Timeline<'_> {
 
     /// Waits for offloads and releases what is retained, whichever costs less time per byte that is missing, until
     /// `needed` more bytes fit.
-    pub(super) fn free_bytes(&mut self, needed: u64) -> Result<(), Pressed> {
+    pub(super) fn free_bytes(&mut self, needed: u64) -> Result<(), Stopped> {
         let stall_ns = self.at.result.stall_ns;
         while self.resident_bytes() + needed > self.budget_bytes {
             let deficit_bytes = self.resident_bytes() + needed - self.budget_bytes;
@@ -188,7 +189,7 @@ impl Timeline<'_> {
                     if let OnPressure::Stop { actions, .. } = self.on_pressure {
                         self.collect_open_windows(actions);
                         if !self.open.is_empty() {
-                            return Err(Pressed { deficit_bytes, wait: None, actions });
+                            return Err(Stopped::Pressed(Pressed { deficit_bytes, wait: None, actions }));
                         }
                     }
                     break;

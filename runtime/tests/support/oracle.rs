@@ -604,6 +604,7 @@ impl<'a> Oracle<'a> {
         self.emit(Instruction::Rerun(operator));
         self.at.now_ns += facts.cost_ns;
         self.at.result.recompute_ns += facts.cost_ns;
+        self.at.result.reruns += 1;
         self.at.resident_bytes += created;
         for &output in lineage.replay_outputs(operator) {
             if let Some(consumed) = self.predecessor(operator, output) {
