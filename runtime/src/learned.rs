@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::lineage::WindowId;
     use crate::network::tests::drawn;
-    use crate::observation::Candidate;
+    use crate::observation::{Candidate, Wait};
 
     fn candidate(can_swap: bool, can_recompute: bool) -> Candidate {
         Candidate {
@@ -120,7 +120,11 @@ mod tests {
     }
 
     fn drawn_features(candidates: usize) -> Vec<f32> {
-        let mut random = SplitMix64::new(11);
+        drawn_features_of(11, candidates)
+    }
+
+    fn drawn_features_of(seed: u64, candidates: usize) -> Vec<f32> {
+        let mut random = SplitMix64::new(seed);
         (0..candidates * FEATURES).map(|_| random.unit() * 4.0 - 2.0).collect()
     }
 
@@ -138,6 +142,28 @@ mod tests {
         let chosen = score(choice);
         assert!(candidates[choice.candidate].allows(choice.action));
         assert!(pressure.choices().all(|other| score(other) <= chosen));
+    }
+
+    #[test]
+    fn waiting_is_chosen_where_it_scores_highest_and_may_be_chosen() {
+        let candidates = [candidate(true, false); 3];
+        let (mut waited, mut evicted) = (0, 0);
+        for seed in 0..40 {
+            let features = drawn_features_of(seed, 4);
+            let mut policy = LearnedPolicy::greedy(Network::new(&drawn(seed, 16, 16)));
+            let scores: Vec<f32> =
+                features.as_chunks::<FEATURES>().0.iter().map(|row| policy.network.logits(row)[0]).collect();
+            let highest = |rows: &[f32]| (0..rows.len()).max_by(|&a, &b| rows[a].total_cmp(&rows[b])).unwrap();
+            let wait = Some(Wait { stall_ns: 1, slack_ns: 0 });
+            let soft = Pressure { wait, ..pressure(&candidates, &features) };
+            let choice = policy.choose(&soft).unwrap();
+            assert_eq!(choice.candidate, highest(&scores));
+            assert_eq!(Some(choice) == soft.waiting(), choice.candidate == 3);
+            *(if choice.candidate == 3 { &mut waited } else { &mut evicted }) += 1;
+            let hard = pressure(&candidates, &features[..3 * FEATURES]);
+            assert_eq!(policy.choose(&hard).unwrap().candidate, highest(&scores[..3]));
+        }
+        assert!(waited > 0 && evicted > 0, "it waited {waited} times and evicted {evicted} times");
     }
 
     #[test]

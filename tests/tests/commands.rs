@@ -498,7 +498,7 @@ fn a_wrong_configuration_is_refused_by_file_and_key() {
         assert!(message.contains(expected) && (message.contains(name) || name == "baseline.toml"), "{message}");
     }
     bench.write("ppo.toml", good.replacen("[ppo]", "[ppo]\nupdtes = 3", 1));
-    let message = bench.refuse("train --config ppo.toml --out ppo.policy");
+    let message = bench.refuse("train --config ppo.toml --algorithm ppo --out ppo.policy");
     assert!(message.contains("ppo.toml") && message.contains("did you mean `updates`?"), "{message}");
     let message = bench.refuse("record --config gpt.toml --workload gpt-tinny --out tinny.plimsoll");
     assert!(message.contains("gpt.toml: no workload `gpt-tinny`, did you mean `gpt-tiny`?"), "{message}");

@@ -24,7 +24,9 @@ fn curve<'a>(runs: &'a Value, run: &str, tag: &str) -> &'a Vec<Value> {
 fn what_train_and_evaluate_log() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tensorboard");
     let bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
-    bench.succeed("train --config resnet.toml --out resnet.policy --updates 3 --seed 2 --logdir runs/train");
+    bench.succeed(
+        "train --config resnet.toml --algorithm ppo --out resnet.policy --updates 3 --seed 2 --logdir runs/train",
+    );
     bench.succeed(
         "evaluate --config resnet.toml --policy resnet.policy --real --logdir runs/compare --json compare.json",
     );

@@ -4,11 +4,11 @@
 
 use crate::hardware::Tier;
 use crate::lineage::{VersionId, Window, WindowId};
-use crate::observation::{Candidate, FEATURES};
+use crate::observation::{Candidate, FEATURES, Wait};
 use crate::plan::{Action, ActionSet, Plan};
 use crate::policy::Choice;
 use crate::sweep::{Problem, Sweep};
-use crate::timeline::Timeline;
+use crate::timeline::{Pressed, Timeline};
 use crate::{Lineage, Link, SlowTiers};
 
 #[path = "../../tests/support/draw.rs"]
@@ -28,7 +28,7 @@ struct Point<'s, 'a> {
     problem: Problem<'a>,
     timeline: &'s Timeline<'a>,
     operator: usize,
-    deficit_bytes: u64,
+    pressed: Pressed,
 }
 
 impl Point<'_, '_> {
@@ -138,8 +138,8 @@ impl Point<'_, '_> {
             dropped_children_bytes,
             dropped_children_ns,
             used_again: window.used_again,
-            can_swap: problem.actions.swap && room.is_some(),
-            can_recompute,
+            can_swap: self.pressed.actions.swap && room.is_some(),
+            can_recompute: can_recompute && self.pressed.actions.recompute,
         })
         .filter(|candidate| candidate.can_swap || candidate.can_recompute)
     }
@@ -167,7 +167,7 @@ impl Point<'_, '_> {
         let lineage = self.problem.lineage;
         let window = lineage.window(candidate.window);
         let makespan = lineage.keep_all_makespan_ns().max(1) as f32;
-        let (elapsed, deficit) = (lineage.start_ns(self.operator) as f32, self.deficit_bytes.max(1) as f32);
+        let (elapsed, deficit) = (lineage.start_ns(self.operator) as f32, self.pressed.deficit_bytes.max(1) as f32);
         let left = (makespan - elapsed).max(1.0);
         let horizon = self.problem.trace.operators.len();
         let total_bytes: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();
@@ -190,6 +190,8 @@ impl Point<'_, '_> {
         let own = (candidate.own_recompute_ns as f32).min(recompute);
         let price = candidate.price_ns() as f32;
         let claimed_ns = self.prefetch_claimed_ns(window.end as usize);
+        let wait = self.pressed.wait;
+        let of_wait = |share: &dyn Fn(Wait) -> f32| wait.map_or(0.0, share);
         [
             covered,
             (bytes / deficit).ln().clamp(-6.0, 6.0),
@@ -216,6 +218,10 @@ impl Point<'_, '_> {
             compressed(price / makespan / area_share.max(1e-3)),
             ((price / bytes.max(1.0) + 1e-4) / (cheapest + 1e-4)).ln().min(6.0) / 6.0,
             ((claimed_ns as f32 + transfer) / candidate.to_use_ns.max(1) as f32).min(4.0) / 4.0,
+            0.0,
+            of_wait(&|_| 1.0),
+            of_wait(&|wait| compressed(wait.stall_ns as f32 / makespan)),
+            of_wait(&|wait| wait.slack_ns as f32 / makespan),
         ]
     }
 }
@@ -227,12 +233,14 @@ struct Compared {
     with_dropped_ancestors: usize,
     with_children: usize,
     over_budget_in_part: usize,
+    waits: usize,
 }
 
 fn compare(sweep: &Sweep<'_>, compared: &mut Compared, seed: u64) {
     let Some(pressure) = sweep.pressure() else { return };
-    let (operator, deficit_bytes) = (pressure.operator, pressure.deficit_bytes);
-    let point = Point { problem: sweep.problem, timeline: &sweep.timeline, operator, deficit_bytes };
+    let (operator, pressed) = sweep.pressed.expect("there is a pressure point");
+    let point = Point { problem: sweep.problem, timeline: &sweep.timeline, operator, pressed };
+    compared.waits += usize::from(pressed.wait.is_some());
     let expected = point.candidates();
     assert_eq!(pressure.candidates, expected, "seed {seed}, before operator {operator}");
     for (row, candidate) in expected.iter().enumerate() {
@@ -263,12 +271,14 @@ fn what_is_kept_between_pressure_points_is_what_would_be_found_anew() {
             budget_bytes: least + over * draw.within(10, 80) / 100,
             actions: ActionSet { swap: draw.chance(70), recompute: true },
         };
-        let mut sweep = Sweep::new(problem, Plan::keep_all(lineage.windows().len()));
+        let start = Plan::keep_all(lineage.windows().len());
+        let mut sweep =
+            if draw.chance(50) { Sweep::weighing_waits(problem, start) } else { Sweep::new(problem, start) };
         let mut plans = vec![sweep.plan().clone()];
         for _ in 0..3 {
             compare(&sweep, &mut compared, seed);
             while let Some(pressure) = sweep.pressure() {
-                let choices: Vec<Choice> = pressure.choices().collect();
+                let choices: Vec<Choice> = pressure.choices().chain(pressure.waiting()).collect();
                 sweep.take(draw.pick(&choices));
                 compare(&sweep, &mut compared, seed);
                 plans.push(sweep.plan().clone());
@@ -278,7 +288,8 @@ fn what_is_kept_between_pressure_points_is_what_would_be_found_anew() {
             sweep.restart(&plans[restarted]);
         }
     }
-    let Compared { candidates, with_dropped_ancestors, with_children, over_budget_in_part } = compared;
+    let Compared { candidates, with_dropped_ancestors, with_children, over_budget_in_part, waits } = compared;
     assert!(candidates > 40_000, "{compared:?}");
     assert!(with_dropped_ancestors.min(with_children).min(over_budget_in_part) > 500, "{compared:?}");
+    assert!(waits > 50, "{compared:?}");
 }
