@@ -9,7 +9,7 @@ use plimsoll_runtime::{Lineage, Planner, Problem};
 
 use crate::chosen::Chosen;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
-use crate::results::PointResult;
+use crate::results::{PointResult, at_speed_of};
 use crate::tiers::OpenTiers;
 
 /// How to compare.
@@ -30,24 +30,27 @@ pub struct Comparison<'a> {
 
 impl Comparison<'_> {
     /// Compares on the workload `name`, at every budget of the configuration. `progress` hears of every point.
+    ///
+    /// A machine is not as fast at noon as in the morning. So where plans are run, each is made, and predicted, with the
+    /// times of the untouched iterations beside the plan before it: the last that are known before it runs itself.
     pub fn on(&self, name: &str, mut progress: impl FnMut(&PointResult)) -> anyhow::Result<Vec<PointResult>> {
         let mut open = RecordedLoop::open(self.config, name, self.flags, RECORDED_ITERATIONS)?;
-        let trace = Arc::new(open.trace.clone());
-        let lineage = Arc::new(Lineage::of(&trace));
+        let mut trace = Arc::new(open.trace.clone());
+        let mut lineage = Arc::new(Lineage::of(&trace));
         let tiers = open.tiers(self.tiers.as_ref())?;
         let mut results = Vec::new();
         let mut iterations_done = open.losses.len();
         let mut firsts = Vec::new();
         for budget in &self.config.evaluation.budgets {
-            let instance = Instance {
-                trace: trace.clone(),
-                lineage: lineage.clone(),
-                link: tiers.tiers.host,
-                budget_bytes: budget.resolve(trace.peak_bytes),
-                actions: self.config.evaluation.actions,
-            };
-            let problem = Problem { tiers: tiers.tiers, ..instance.problem() };
             for policy in self.policies {
+                let instance = Instance {
+                    trace: trace.clone(),
+                    lineage: lineage.clone(),
+                    link: tiers.tiers.host,
+                    budget_bytes: budget.resolve(open.trace.peak_bytes),
+                    actions: self.config.evaluation.actions,
+                };
+                let problem = Problem { tiers: tiers.tiers, ..instance.problem() };
                 let decided = policy.plan(problem, &self.planner);
                 let mut result = PointResult::planned(policy.name(), &problem, self.tiers.is_some(), &decided);
                 firsts.push(iterations_done);
@@ -64,6 +67,10 @@ impl Comparison<'_> {
                     )?;
                     iterations_done += measured.losses.len();
                     result.measure(&instance.problem(), &decided.planned.plan, &measured);
+                    if let Some(untouched) = &measured.untouched {
+                        trace = Arc::new(at_speed_of(untouched));
+                        lineage = Arc::new(Lineage::of(&trace));
+                    }
                 }
                 progress(&result);
                 results.push(result);

@@ -197,20 +197,26 @@ fn predicted(problem: &Problem<'_>, prediction: &Prediction) -> Cost {
     }
 }
 
-/// What `plan`'s schedule costs with the times that untouched iterations took while it was measured: each operator's
-/// share of their makespan. The schedule is the one that was carried out: a plan made with these
-/// times might wait for its copies elsewhere.
-fn retimed(problem: &Problem<'_>, plan: &Plan, untouched: &Untouched) -> Cost {
-    let Problem { trace, lineage, tiers, budget_bytes, .. } = *problem;
-    let (schedule, prediction) = Timeline::new(trace, lineage, tiers).schedule(plan, budget_bytes);
-    let (mut trace, keep_all_ns) = (untouched.trace.clone(), untouched.makespan_ns);
-    let factor = keep_all_ns as f64 / trace.makespan_ns as f64;
+/// The trace with the times that untouched iterations took: each operator's share of their makespan.
+pub fn at_speed_of(untouched: &Untouched) -> Trace {
+    let (mut trace, makespan_ns) = (untouched.trace.clone(), untouched.makespan_ns);
+    let factor = makespan_ns as f64 / trace.makespan_ns as f64;
     let scale = |time_ns: &mut u64| *time_ns = (*time_ns as f64 * factor).round() as u64;
     for operator in &mut trace.operators {
         scale(&mut operator.cost_ns);
         scale(&mut operator.gap_ns);
     }
     scale(&mut trace.tail_ns);
+    trace.makespan_ns = makespan_ns;
+    trace
+}
+
+/// What `plan`'s schedule costs with operators as fast as in the untouched iterations while it was measured. The schedule is
+/// the one that was carried out: a plan made with these times might wait for its copies elsewhere.
+fn retimed(problem: &Problem<'_>, plan: &Plan, untouched: &Untouched) -> Cost {
+    let Problem { trace, lineage, tiers, budget_bytes, .. } = *problem;
+    let (schedule, prediction) = Timeline::new(trace, lineage, tiers).schedule(plan, budget_bytes);
+    let (trace, keep_all_ns) = (at_speed_of(untouched), untouched.makespan_ns);
     let timetable = Timetable::of(&trace, lineage, &schedule, tiers);
     let stall_ns = timetable.time_ns(|activity| matches!(activity, Activity::Stall(..)));
     let rerun_ns = timetable.time_ns(|activity| matches!(activity, Activity::Rerun(_)));

@@ -7,8 +7,11 @@ use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::lineage::WindowId;
-use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::{Action, ActionSet, Choice, Lineage, Link, Plan, Policy, Problem, Timeline, Trace, plan};
+use plimsoll_runtime::network::{Dense, LOGITS, Network, NetworkWeights, Normaliser};
+use plimsoll_runtime::observation::{FEATURES, Pressure};
+use plimsoll_runtime::{
+    Action, ActionSet, Choice, LearnedPolicy, Lineage, Link, Plan, Policy, Problem, Timeline, Trace, plan,
+};
 use support::draw::Draw;
 use support::oracle;
 use support::realistic::realistic_trace;
@@ -133,6 +136,27 @@ fn decode_described(bencher: Bencher, operators: usize) {
     let planned = plan(problem, &mut Covering);
     eprintln!("{operators} operators: {} decisions, {:?}", planned.decisions, planned.plan.counts());
     bencher.counter(ItemsCount::new(planned.decisions)).bench_local(|| plan(problem, &mut Covering));
+}
+
+/// A policy of two hidden layers of 48, its weights drawn.
+fn drawn_policy() -> LearnedPolicy {
+    let draw = &mut Draw::new(3);
+    let mut dense = |inputs: usize, outputs: usize| Dense {
+        weights: (0..inputs * outputs).map(|_| draw.below(2_001) as f32 / 1_000.0 - 1.0).collect(),
+        bias: vec![0.0; outputs],
+    };
+    let layers = [dense(FEATURES, 48), dense(48, 48), dense(48, LOGITS)];
+    LearnedPolicy::greedy(Network::new(&NetworkWeights::new(Normaliser::identity(), layers).expect("it is consistent")))
+}
+
+/// The same by a network, which scores every candidate at every decision.
+#[divan::bench(args = [2_000, 5_000], sample_count = 10)]
+fn decode_learned(bencher: Bencher, operators: usize) {
+    let case = Case::new(operators);
+    let (problem, mut policy) = (case.problem(80, ActionSet::ALL), drawn_policy());
+    let planned = plan(problem, &mut policy);
+    eprintln!("{operators} operators: {} decisions, {:?}", planned.decisions, planned.plan.counts());
+    bencher.counter(ItemsCount::new(planned.decisions)).bench_local(|| plan(problem, &mut policy));
 }
 
 /// A change of one random window's action, against the plan it changes.

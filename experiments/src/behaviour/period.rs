@@ -38,7 +38,7 @@ pub fn period(stream: &[u64]) -> Option<Period> {
 }
 
 /// Linear in the stream's length: the reversed stream's common prefixes with its own shifts (Gusfield, *Algorithms on
-/// Strings, Trees, and Sequences*, 1997, section 1.3) are how far its end repeats.
+/// Strings, Trees, and Sequences*, 1997) are how far its end repeats.
 fn period_of_end(stream: &[u64], later_events: usize) -> Option<Period> {
     let reversed: Vec<u64> = stream.iter().rev().copied().collect();
     let repeats = common_prefixes(&reversed);

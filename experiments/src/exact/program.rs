@@ -1,9 +1,9 @@
 //! The program: a mixed-integer relaxation of the timeline, whose optimum no plan that fits can undercut.
 //!
 //! It generalises three formulations to one: keep/recompute is Checkmate's (Jain et al., *Checkmate: Breaking the Memory
-//! Wall with Optimal Tensor Rematerialization*, MLSys 2020, section 4), keep/swap is AutoTM's (Hildebrand et al.,
-//! *AutoTM*, ASPLOS 2020, section 4), and all three actions have POET's variables (Patil et al., *POET*, ICML 2022,
-//! section 5), with the capacity of both copy channels added.
+//! Wall with Optimal Tensor Rematerialization*, MLSys 2020), keep/swap is AutoTM's (Hildebrand et al.,
+//! *AutoTM*, ASPLOS 2020), and all three actions have POET's variables (Patil et al., *POET*, ICML 2022,
+//! with the capacity of both copy channels added.
 //!
 //! # What is counted where
 //!

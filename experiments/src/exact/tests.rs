@@ -227,7 +227,7 @@ fn chain_reruns(highs: &Highs, length: usize, budget_units: u64) -> Option<u64> 
 
 /// The least number of forward steps that reverse a chain of `steps` nodes with room for `slots` of its values besides
 /// the input and the one at work, the first forward pass included (Griewank and Walther, *Algorithm 799: Revolve*, ACM
-/// TOMS 2000, section 2): keep the value at a split, reverse what lies behind it, then what lies before it.
+/// TOMS 2000): keep the value at a split, reverse what lies behind it, then what lies before it.
 fn steps_to_reverse(steps: u64, slots: u64) -> u64 {
     match (steps, slots) {
         (0 | 1, _) => 0,

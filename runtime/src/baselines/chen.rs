@@ -4,7 +4,7 @@ use crate::policy::{Choice, Policy};
 use crate::sweep::Problem;
 
 /// Keeps every √n-th activation of the forward pass and rebuilds the rest (Chen et al., *Training Deep Nets with
-/// Sublinear Memory Cost*, 2016, section 4).
+/// Sublinear Memory Cost*, 2016).
 ///
 /// Deviations: the chain is the order in which the forward pass makes the storages that the backward pass reads;
 /// what nothing can rebuild is kept.

@@ -4,7 +4,7 @@ use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 
 /// Evicts the storage with the least projected cost, h = (c₀ + Σ c₀ of its evicted neighbourhood) / (bytes ·
-/// staleness) (Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR 2021, section 4.1).
+/// staleness) (Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR 2021).
 ///
 /// Deviations: a storage that nothing can rebuild is swapped at its transfer time, where the paper would fail; the
 /// neighbourhood reaches one generation down; a choice counts from the start of the window, not from the moment of

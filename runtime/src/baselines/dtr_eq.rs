@@ -7,7 +7,7 @@ use crate::policy::{Choice, Policy};
 use crate::sweep::Problem;
 
 /// DTR's score with ẽ* for a neighbourhood: classes of evicted storages that touch, whichever way they depend on each
-/// other (Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR 2021, section 4.1, h_DTR-eq).
+/// other (Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR 2021, h_DTR-eq).
 ///
 /// Deviations: those of `dtr`, but for the generations; and classes are those of the storages that are evicted at the
 /// pressure point, where the paper never splits one and subtracts what was rebuilt.

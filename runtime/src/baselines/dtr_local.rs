@@ -5,7 +5,7 @@ use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 
 /// DTR's score of a storage alone, h = c₀ / (bytes · staleness): evicted neighbours do not count (Kirisame et al.,
-/// *Dynamic Tensor Rematerialization*, ICLR 2021, section 4.1, h_DTR-local).
+/// *Dynamic Tensor Rematerialization*, ICLR 2021, h_DTR-local).
 ///
 /// Deviations: a storage that nothing can rebuild is swapped at its transfer time, where the paper would fail; a choice
 /// counts from the start of the window. [`super::online`] has the rule without these deviations.

@@ -6,7 +6,7 @@ use crate::policy::{Choice, Policy};
 /// DTR's score with a second way out: of swap and recompute goes whichever scores lower, a swap costing what its copies
 /// would leave exposed behind those that the channels were given already.
 ///
-/// Of no paper: it is DTR (Kirisame et al., ICLR 2021, section 4.1) that knows of swap and of the load on the channels,
+/// Of no paper: it is DTR (Kirisame et al., ICLR 2021) that knows of swap and of the load on the channels,
 /// so that a policy that knows of both is not compared with rules that do not.
 pub struct DtrSwap;
 

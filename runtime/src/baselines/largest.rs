@@ -4,7 +4,7 @@ use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 
 /// Evicts the largest storage (GreedyRemat: Kumar et al., *Efficient Rematerialization for Deep Networks*, NeurIPS 2019;
-/// h_size = 1 / bytes: Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR 2021, section 4.1).
+/// h_size = 1 / bytes: Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR 2021).
 ///
 /// Deviations: a storage that nothing can rebuild is swapped, where the paper would fail; a choice counts from the
 /// start of the window.

@@ -4,7 +4,7 @@ use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 
 /// Evicts what has been idle longest: DTR's LRU heuristic, h = 1 / staleness (Kirisame et al., *Dynamic Tensor
-/// Rematerialization*, ICLR 2021, section 4.1).
+/// Rematerialization*, ICLR 2021).
 ///
 /// Deviations: a storage that nothing can rebuild is swapped, where the paper would fail; a choice counts from the
 /// start of the window, not from the moment of pressure.

@@ -4,8 +4,8 @@ use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 
 /// Evicts what saves most memory per second of recompute, evicted ancestors included (memory saving per second: Peng et
-/// al., *Capuchin*, ASPLOS 2020, section 4.4; as an online rule h = (c₀ + Σ c₀ of evicted ancestors) / bytes: Kirisame et
-/// al., *Dynamic Tensor Rematerialization*, ICLR 2021, section 4.1).
+/// al., *Capuchin*, ASPLOS 2020; as an online rule h = (c₀ + Σ c₀ of evicted ancestors) / bytes: Kirisame et
+/// al., *Dynamic Tensor Rematerialization*, ICLR 2021).
 ///
 /// Deviations: a storage that nothing can rebuild is swapped, the most bytes per second of transfer first; a choice
 /// counts from the start of the window.

@@ -5,7 +5,7 @@ use crate::policy::{Choice, Policy};
 use crate::sweep::Problem;
 
 /// Offloads what the forward pass leaves for the backward pass and a convolution reads (Rhu et al., *vDNN*, MICRO 2016,
-/// section 3.2, vDNN-conv): convolutions take long enough to hide the copy.
+/// vDNN-conv): convolutions take long enough to hide the copy.
 ///
 /// Deviations: those of `vdnn-all`; a convolution is an operator with `conv` in its name.
 pub struct VdnnConv;

@@ -3,7 +3,7 @@ use super::neighbourhood::Neighbourhood;
 use super::program::{Program, SeatId};
 use super::simulator::World;
 
-/// DTR's own score, h = (c₀ + Σ c₀ of the evicted neighbourhood e*) / (bytes · staleness) (DTR, section 4.1, h_DTR).
+/// DTR's own score, h = (c₀ + Σ c₀ of the evicted neighbourhood e*) / (bytes · staleness) (DTR, h_DTR).
 pub(super) struct Dtr {
     neighbourhood: Neighbourhood,
 }

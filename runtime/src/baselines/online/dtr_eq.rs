@@ -4,7 +4,7 @@ use super::simulator::World;
 
 const NO_CLASS: u32 = u32::MAX;
 
-/// DTR's score with ẽ*, the neighbourhood as classes of evicted storages that touch (DTR, section 4.1, h_DTR-eq).
+/// DTR's score with ẽ*, the neighbourhood as classes of evicted storages that touch (DTR, h_DTR-eq).
 ///
 /// A class is never split: a storage that is rebuilt only takes its own cost away. So a class may cost less than what
 /// is in it, as in the paper, and even less than nothing.

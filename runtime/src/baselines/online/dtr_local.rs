@@ -2,7 +2,7 @@ use super::heuristic::{Heuristic, per};
 use super::program::SeatId;
 use super::simulator::World;
 
-/// DTR's score of a storage alone, h = c₀ / (bytes · staleness) (DTR, section 4.1, h_DTR-local).
+/// DTR's score of a storage alone, h = c₀ / (bytes · staleness) (DTR, h_DTR-local).
 pub(super) struct DtrLocal;
 
 impl Heuristic for DtrLocal {

@@ -2,7 +2,7 @@ use super::heuristic::{Heuristic, per};
 use super::program::SeatId;
 use super::simulator::World;
 
-/// Evicts the largest storage (DTR, section 4.1, h_size = 1 / bytes; GreedyRemat of Kumar et al., *Efficient
+/// Evicts the largest storage (DTR, h_size = 1 / bytes; GreedyRemat of Kumar et al., *Efficient
 /// Rematerialization for Deep Networks*, NeurIPS 2019).
 pub(super) struct Largest;
 

@@ -2,7 +2,7 @@ use super::heuristic::Heuristic;
 use super::program::SeatId;
 use super::simulator::World;
 
-/// Evicts what was asked for longest ago (DTR, section 4.1, h_LRU).
+/// Evicts what was asked for longest ago (DTR, h_LRU).
 pub(super) struct Lru;
 
 impl Heuristic for Lru {

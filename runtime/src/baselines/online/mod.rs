@@ -6,7 +6,7 @@
 //! is what a published figure of DTR stands for. On the authors' logs ([`crate::import::simrd`]) the two simulators agree
 //! to the byte and to the nanosecond.
 //!
-//! What the rules share, from the paper (section 2) and from what the authors' simulator does:
+//! What the rules share, from the paper and from what the authors' simulator does:
 //!
 //! - a storage without references is evicted at once, and may be rebuilt like any other if a rebuild needs it;
 //! - a view is lost with its storage and is made again when it is asked for;

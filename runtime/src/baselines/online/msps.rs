@@ -3,8 +3,8 @@ use super::neighbourhood::Neighbourhood;
 use super::program::{Program, SeatId};
 use super::simulator::World;
 
-/// Recompute time with evicted ancestors, per byte (DTR, section 4.1, h_MSPS: Capuchin's memory saving per second, Peng
-/// et al., ASPLOS 2020, section 4.4, put upside down).
+/// Recompute time with evicted ancestors, per byte (DTR, h_MSPS: Capuchin's memory saving per second, Peng
+/// et al., ASPLOS 2020, put upside down).
 pub(super) struct Msps {
     neighbourhood: Neighbourhood,
 }

@@ -2,7 +2,7 @@
 //!
 //! It knows what depends on what; it knows nothing of budgets. Mutation is not in it: an operator that changes a tensor
 //! makes another one from it (copy on write, as in the prototype of Kirisame et al., *Dynamic Tensor Rematerialization*,
-//! ICLR 2021, section 5).
+//! ICLR 2021).
 
 use crate::lineage::{EVICTION_FLOOR_BYTES, Lists};
 use crate::trace::{AccessMode, Operator, Trace};

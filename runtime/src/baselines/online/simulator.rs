@@ -1,4 +1,4 @@
-//! Runs a program under a budget and evicts when bytes run out (DTR, section 2, with its eager eviction).
+//! Runs a program under a budget and evicts when bytes run out (DTR, with its eager eviction).
 //!
 //! Which storage goes is the heuristic's affair.
 
@@ -222,7 +222,7 @@ impl<'a, H: Heuristic> Simulator<'a, H> {
     }
 
     /// Frees a root, unless something evicted that the program still refers to would be rebuilt from it; then the root
-    /// stays to the end. What could only be rebuilt from it is a root from now on (banishing: DTR, section 2, deallocation).
+    /// stays to the end. What could only be rebuilt from it is a root from now on (banishing: DTR, deallocation).
     fn free_root(&mut self, root: SeatId) {
         let (mut needed, mut heirs) = (false, Vec::new());
         self.walk.from(&self.world, root, Direction::Descendants, |storage, seat| match seat.place {
