@@ -8,6 +8,7 @@
 //! kernel thread all the work is this thread's, and its CPU time is the exact measure; with all of them kernels are
 //! shorter, and what is added weighs most. Other programs disturb both clocks: interval and median mean little where the
 //! machine is not quiet, and the cost of an operator (`--bench interceptor`) times their number says more.
+//! `PLIMSOLL_THREADS` sets one number of threads, `PLIMSOLL_TURNS` another number of turns than 60.
 
 #[path = "support/paired.rs"]
 mod paired;
@@ -18,23 +19,26 @@ use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{Census, Executor, HostEngine, Session};
 use plimsoll_runtime::{Lineage, Link, Plan, Timeline};
 
+/// Turns, unless told.
 const TURNS: usize = 60;
 /// Iterations of a block.
 const BLOCK: usize = 4;
 
 fn main() {
-    let threads = tch::get_num_threads();
+    let told = |name: &str| std::env::var(name).ok().map(|number| number.parse::<usize>().expect("a number"));
+    let turns = told("PLIMSOLL_TURNS").unwrap_or(TURNS);
+    let threads = told("PLIMSOLL_THREADS").map_or(vec![1, tch::get_num_threads()], |threads| vec![threads as i32]);
     for name in wanted(&["gpt-small", "resnet20"]) {
         let session = Session::install().expect("libtorch takes the interceptor");
         let mut workload = built(&name);
-        for threads in [1, threads] {
+        for &threads in &threads {
             tch::set_num_threads(threads);
-            measure(session, &name, workload.as_mut());
+            measure(session, &name, workload.as_mut(), turns);
         }
     }
 }
 
-fn measure(session: Session, name: &str, workload: &mut dyn Workload) {
+fn measure(session: Session, name: &str, workload: &mut dyn Workload, turns: usize) {
     let (trace, _) = record(session, workload, 3, "cpu").unwrap();
     let lineage = Lineage::of(&trace);
     let plan = Plan::keep_all(lineage.windows().len());
@@ -42,7 +46,7 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload) {
     let mut executor = Executor::new(session, &trace, &lineage, &plan, schedule, Box::new(HostEngine::new(None)));
     let mut census = Census::new(session, false);
     let (mut observed, mut followed) = (Ratios::default(), Ratios::default());
-    for _ in 0..TURNS {
+    for _ in 0..turns {
         let before = untouched(workload);
         let seen = least((0..BLOCK).map(|_| Spent::by(|| census.observe(|| workload.iteration().unwrap()).unwrap())));
         // The iterations that nobody watched have to be forgotten, and the loop matched to its trace anew.
@@ -61,7 +65,7 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload) {
         followed.add(kept, between);
     }
     println!(
-        "{name}: {} operators, {:.1} ms untouched, {} kernel threads; ratios to untouched, {TURNS} turns of {BLOCK}",
+        "{name}: {} operators, {:.1} ms untouched, {} kernel threads; ratios to untouched, {turns} turns of {BLOCK}",
         trace.operators.len(),
         trace.makespan_ns as f64 / 1e6,
         tch::get_num_threads()

@@ -30,7 +30,9 @@ fn holds_every_budget(name: &str) {
                 let peak = report.peak_bytes;
                 assert!(report.followed, "{point}");
                 assert!(peak <= instance.budget_bytes, "{point}: measured {peak}");
-                assert!(peak.abs_diff(predicted) <= predicted / 100, "{point}: measured {peak}, predicted {predicted}");
+                // A root that is held for too long, or any activation, would be far more.
+                let nearly = peak.abs_diff(predicted) <= predicted / 10_000;
+                assert!(nearly, "{point}: measured {peak}, predicted {predicted}");
             }
             let exact = measured.peak_bytes == predicted;
             println!(
@@ -58,6 +60,11 @@ fn of_gpt_tiny_fused() {
 #[test]
 fn of_resnet_tiny() {
     holds_every_budget("resnet-tiny");
+}
+
+#[test]
+fn of_vit_tiny() {
+    holds_every_budget("vit-tiny");
 }
 
 #[test]

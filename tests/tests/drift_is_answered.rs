@@ -1,14 +1,15 @@
-//! When iterations take longer than they did, the runtime measures anew, plans anew, and keeps budget and bits.
+//! When iterations take longer than they did, the runtime measures anew, the link as well as the operators, plans anew, and
+//! keeps budget and bits.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket};
-use plimsoll_runtime::torch::{Budget, HostEngine, IterationReport, Runtime};
+use plimsoll_runtime::torch::copy::{ChannelUse, CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies};
+use plimsoll_runtime::torch::{Budget, Builder, HostEngine, IterationReport, Runtime};
+use plimsoll_runtime::{ActionSet, Link};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, fast_link, one_at_a_time};
@@ -18,7 +19,7 @@ const SETTLED: usize = 40;
 /// Iterations within which it must settle, and within which drift must be noticed.
 const PATIENCE: usize = 400;
 
-/// An engine whose link can become slow.
+/// An engine whose waits can become long, which no copy explains.
 struct Slowing {
     inner: HostEngine,
     delay_ns: Arc<AtomicU64>,
@@ -49,20 +50,58 @@ fn iterate(workload: &mut Perceptron, _: usize) -> f64 {
     workload.iterate(Course::Train(256))
 }
 
-#[test]
-fn a_link_that_becomes_slow_is_noticed() {
-    let _running = one_at_a_time();
-    let two = Untouched::run(|| Perceptron::new(12), iterate, 2);
-    let budget_bytes = two.between(0.5);
-    let delay_ns = Arc::new(AtomicU64::new(0));
-    let mut runtime = Runtime::builder()
-        .actions(ActionSet { swap: true, recompute: false })
-        .baseline("lru")
-        .budget(Budget::bytes(budget_bytes))
-        .link(fast_link())
-        .engine(Box::new(Slowing { inner: HostEngine::new(None), delay_ns: Arc::clone(&delay_ns) }))
-        .build()
-        .unwrap();
+/// An engine of emulated links, a fast one and a slow one, that goes from the one to the other.
+struct Repaced {
+    fast: HostEngine,
+    slow: HostEngine,
+    is_slow: Arc<AtomicBool>,
+}
+
+impl Repaced {
+    fn engine(&mut self) -> &mut HostEngine {
+        if self.is_slow.load(Ordering::Relaxed) { &mut self.slow } else { &mut self.fast }
+    }
+}
+
+impl CopyEngine for Repaced {
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+        // SAFETY: passed on.
+        unsafe { self.engine().offload(pieces, tier) }
+    }
+
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+        // SAFETY: passed on.
+        unsafe { self.engine().prefetch(copies) }
+    }
+
+    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        self.engine().wait(ticket)
+    }
+
+    fn high_water_bytes(&self) -> u64 {
+        self.fast.high_water_bytes() + self.slow.high_water_bytes()
+    }
+
+    fn copies(&self) -> Vec<TierCopies> {
+        let sum = |one: ChannelUse, other: ChannelUse| ChannelUse {
+            copies: one.copies + other.copies,
+            bytes: one.bytes + other.bytes,
+            busy_ns: one.busy_ns + other.busy_ns,
+        };
+        let pairs = self.fast.copies().into_iter().zip(self.slow.copies());
+        let of_both = pairs.map(|(fast, slow)| TierCopies {
+            tier: fast.tier,
+            offload: sum(fast.offload, slow.offload),
+            prefetch: sum(fast.prefetch, slow.prefetch),
+        });
+        of_both.collect()
+    }
+}
+
+/// Runs a loop until it has settled, slows it down, and runs it until it has been planned anew and a little longer; checks
+/// every budget and every bit. Returns the last iteration of each stretch.
+fn drifting(mut runtime: Runtime, slow_down: impl FnOnce(&IterationReport)) -> [IterationReport; 3] {
+    let budget_bytes = runtime.budget().as_bytes();
     let mut workload = Perceptron::new(12);
     let mut losses = Vec::new();
     let mut next = |runtime: &mut Runtime, workload: &mut Perceptron| -> IterationReport {
@@ -80,29 +119,62 @@ fn a_link_that_becomes_slow_is_noticed() {
         let as_before = fast.last().is_some_and(|report| report.followed) && runtime.report().replans == before;
         calm = if as_before { calm + 1 } else { 0 };
     }
-    let swapped = fast.last().unwrap().offloaded_bytes;
-    assert!(swapped > 0, "nothing is swapped where that is fast");
+    let fast = fast.pop().expect("it has settled");
+    assert!(fast.offloaded_bytes > 0, "nothing is swapped where that is fast");
 
     let before = runtime.report();
-    // One wait takes as long as two iterations did.
-    delay_ns.store(2 * fast.last().unwrap().makespan_ns.max(1_000_000), Ordering::Relaxed);
+    slow_down(&fast);
     let mut slow = Vec::new();
     while runtime.report().replans == before.replans {
         assert!(slow.len() < PATIENCE, "nobody noticed");
         slow.push(next(&mut runtime, &mut workload));
     }
-    let after: Vec<IterationReport> = (0..3).map(|_| next(&mut runtime, &mut workload)).collect();
-    let (slow, after) = (slow.last().unwrap(), after.last().unwrap());
+    let slow = slow.pop().expect("it was planned anew");
+    let mut after = next(&mut runtime, &mut workload);
+    (0..2).for_each(|_| after = next(&mut runtime, &mut workload));
     println!(
-        "{} ns a fast iteration, {} ns a slow one, {} ns under the new plan; {swapped} bytes swapped, then {}",
-        fast.last().unwrap().makespan_ns,
-        slow.makespan_ns,
-        after.makespan_ns,
-        after.offloaded_bytes
+        "{} ns a fast iteration, {} ns a slow one, {} ns under the new plan; {} bytes swapped, then {}",
+        fast.makespan_ns, slow.makespan_ns, after.makespan_ns, fast.offloaded_bytes, after.offloaded_bytes
     );
     assert!(runtime.report().plans > before.plans);
     assert!(after.followed, "{:?}", after.deviation);
     let iterations = losses.len();
     let untouched = Untouched::run(|| Perceptron::new(12), iterate, iterations);
     Stage::of(&losses, &workload).assert_same(&untouched.stage, "the loop");
+    [fast, slow, after]
+}
+
+/// A runtime in the middle between what is resident anyway and the peak.
+fn builder() -> Builder {
+    let two = Untouched::run(|| Perceptron::new(12), iterate, 2);
+    Runtime::builder().budget(Budget::bytes(two.between(0.5))).link(fast_link())
+}
+
+#[test]
+fn a_loop_that_becomes_slow_is_noticed() {
+    let _running = one_at_a_time();
+    let delay_ns = Arc::new(AtomicU64::new(0));
+    let engine = Slowing { inner: HostEngine::new(None), delay_ns: Arc::clone(&delay_ns) };
+    let runtime =
+        builder().actions(ActionSet { swap: true, recompute: false }).baseline("lru").engine(Box::new(engine));
+    drifting(runtime.build().unwrap(), |fast| {
+        // One wait takes as long as two iterations did.
+        delay_ns.store(2 * fast.makespan_ns.max(1_000_000), Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_new_plan_knows_how_fast_the_link_has_become() {
+    let _running = one_at_a_time();
+    let is_slow = Arc::new(AtomicBool::new(false));
+    let engine = Repaced {
+        fast: HostEngine::new(Some(fast_link())),
+        slow: HostEngine::new(Some(Link::symmetric(4e6, 20_000))),
+        is_slow: Arc::clone(&is_slow),
+    };
+    let runtime = builder().baseline("dtr-swap").engine(Box::new(engine)).build().unwrap();
+    let [fast, _, after] = drifting(runtime, |_| is_slow.store(true, Ordering::Relaxed));
+    // At a thousandth of the bandwidth whatever was swapped is better recomputed.
+    assert!(after.offloaded_bytes < fast.offloaded_bytes / 2, "{after:?}");
+    assert!(after.reruns > fast.reruns, "{after:?}");
 }

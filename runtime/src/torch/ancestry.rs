@@ -374,6 +374,46 @@ impl<R> Ancestry<R> {
         }
     }
 
+    /// The program has let go of a root that is held. Where all that was made from it for dropped storages stands in its own
+    /// storage, that is held in its stead, as a lineage has it: a version that cannot be rebuilt any more serves for as long
+    /// as its storage holds it. Whether the root was let go of.
+    pub(crate) fn relinquish(&mut self, root: VersionId) -> bool {
+        if !self.is_held(root) || self.version(root).wanted > 0 {
+            return false;
+        }
+        let mut heirs = Vec::new();
+        for index in 0..self.makers.len() as u32 {
+            let id = MakerId(index);
+            let Some(maker) = &self.makers[index as usize] else { continue };
+            if maker.anchors == 0 || !self.inputs(id).contains(&Some(root)) {
+                continue;
+            }
+            for &output in self.outputs(id) {
+                let made = self.version(output);
+                if made.anchors == 0 || made.is_held {
+                    continue;
+                }
+                if !made.is_current || made.is_dropped {
+                    return false;
+                }
+                heirs.push((id, output));
+            }
+        }
+        for (maker, heir) in heirs {
+            let held = self.version_mut(heir);
+            held.is_held = true;
+            let entry = held.entry;
+            self.custody.push(Custody::Hold(entry));
+            let known = self.makers[maker.0 as usize].as_mut().expect("looked at above");
+            known.anchors -= 1;
+            if known.anchors == 0 {
+                let inputs: Vec<VersionId> = self.inputs(maker).iter().flatten().copied().collect();
+                inputs.into_iter().for_each(|input| self.release(input));
+            }
+        }
+        true
+    }
+
     fn tell_parents(&mut self, version: VersionId, dropped: bool) {
         let Some(maker) = self.version(version).maker else { return };
         let bytes = self.version(version).bytes;
@@ -497,6 +537,35 @@ mod tests {
         assert_eq!(ancestry.dependents(x, [z].into_iter()), [z]);
         ancestry.lose(z);
         assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
+    }
+
+    #[test]
+    fn what_stands_is_held_in_the_stead_of_a_root_that_the_program_let_go_of() {
+        let (mut ancestry, [x, y, z]) = chain();
+        ancestry.drop_bytes(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(1))]);
+        assert!(ancestry.relinquish(x));
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(2)), Custody::Unhold(Entry::numbered(1))]);
+        ancestry.lose(x);
+        assert!(ancestry.is_held(y) && !ancestry.is_rebuildable(y) && ancestry.is_rebuildable(z));
+        assert_eq!(ancestry.dependents(y, [z].into_iter()), [z]);
+        ancestry.restored(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(2))]);
+    }
+
+    #[test]
+    fn a_root_is_kept_while_what_was_made_from_it_stands_nowhere_else() {
+        let (mut ancestry, [x, y, z]) = chain();
+        ancestry.drop_bytes(z);
+        ancestry.drop_bytes(y);
+        ancestry.take_custody();
+        assert!(!ancestry.relinquish(x), "y is dropped");
+        ancestry.lose(y);
+        assert!(!ancestry.relinquish(x), "y is gone, and on the way to z");
+        assert_eq!(ancestry.take_custody(), []);
+        ancestry.restored(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
+        assert!(!ancestry.relinquish(x), "nothing holds it");
     }
 
     #[test]

@@ -177,7 +177,10 @@ impl Driver {
             }
             self.programs.iter_mut().for_each(|program| program.freed(entry));
             self.orphans.push(entry);
+            self.residency.relinquish(entry)?;
         }
+        self.residency.absorb_freed()?;
+        self.tell_deaths();
         Ok(())
     }
 

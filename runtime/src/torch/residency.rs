@@ -320,6 +320,18 @@ impl Residency {
         Ok(())
     }
 
+    /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it.
+    pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<(), Fault> {
+        let live = self.live(entry)?;
+        if live.users + live.awaited == 0
+            && let Some(version) = live.version
+            && self.ancestry.relinquish(version)
+        {
+            self.take_custody()?;
+        }
+        Ok(())
+    }
+
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
         let started = Instant::now();
         let waited = self.engine.wait(ticket);
