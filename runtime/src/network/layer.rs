@@ -119,7 +119,8 @@ mod vectors {
                         for output in 0..$outputs {
                             let rectified = sums[output].map(|sum| $max(sum, floor));
                             // SAFETY: both are as many floats.
-                            out[first + output] = unsafe { transmute::<[$vector; VECTORS], _>(rectified) };
+                            out[first + output] =
+                                unsafe { transmute::<[$vector; VECTORS], [f32; CANDIDATES]>(rectified) };
                         }
                     }
                 }
