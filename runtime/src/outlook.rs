@@ -91,7 +91,8 @@ impl Outlook {
             };
             let (changed, sign) = match order {
                 Ordering::Equal => {
-                    (old.next(), new.next());
+                    old.next();
+                    new.next();
                     continue;
                 }
                 Ordering::Less => (old.next(), -1),
