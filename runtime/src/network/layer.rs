@@ -107,7 +107,7 @@ mod vectors {
                         }
                         for (weights, values) in panel.iter().zip(input) {
                             // SAFETY: both are as many floats.
-                            let values: [$vector; VECTORS] = unsafe { transmute(*values) };
+                            let values = unsafe { transmute::<[f32; CANDIDATES], [$vector; VECTORS]>(*values) };
                             for output in 0..$outputs {
                                 let weight = $splat(weights[first + output]);
                                 for vector in 0..VECTORS {
@@ -119,8 +119,8 @@ mod vectors {
                         for output in 0..$outputs {
                             let rectified = sums[output].map(|sum| $max(sum, floor));
                             // SAFETY: both are as many floats.
-                            out[first + output] =
-                                unsafe { transmute::<[$vector; VECTORS], [f32; CANDIDATES]>(rectified) };
+                            let floats = unsafe { transmute::<[$vector; VECTORS], [f32; CANDIDATES]>(rectified) };
+                            out[first + output] = floats;
                         }
                     }
                 }
