@@ -533,15 +533,7 @@ impl Shared {
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
         let entries: Vec<Entry> = operator.entries().collect();
         driver.residency.begin_wait(operator);
-        let prepared = self.prepare(driver, operator, &entries).and_then(|mut driver| {
-            match driver.residency.look_for_filled(&entries) {
-                Ok(()) => Ok(driver),
-                Err(fault) => {
-                    driver.residency.end_use(operator.entries());
-                    Err(fault)
-                }
-            }
-        });
+        let prepared = self.prepare(driver, operator, &entries);
         let (mut driver, fault) = match prepared {
             Ok(driver) => (driver, None),
             Err(fault) => (self.lock(), Some(fault)),

@@ -366,19 +366,6 @@ impl Residency {
         }
     }
 
-    /// What was away when its operator arrived has come back: only now can it be seen whether it was filled in past the
-    /// dispatcher since it was made. Asked before the operator writes, or what it writes would be taken for that.
-    pub(crate) fn look_for_filled(&mut self, entries: &[Entry]) -> Result<(), Fault> {
-        for &entry in entries {
-            if shim::is_filled(entry)?
-                && let Some(version) = self.live(entry)?.version
-            {
-                self.ancestry.becomes_root(version);
-            }
-        }
-        Ok(())
-    }
-
     /// The operator uses them now, or never will.
     pub(crate) fn end_wait(&mut self, entries: &[Entry]) {
         for &entry in entries {
