@@ -153,7 +153,8 @@ fn the_real_environment() {
     keeps_the_contract(make);
     let mut environment = make(STEPS_MAX);
     assert!(environment.last_measurement().is_none());
-    play(&mut environment, 0, |_| 0);
+    // The last choice is to wait, where that may be chosen.
+    play(&mut environment, 0, |choices| choices - 1);
     let measured = environment.last_measurement().expect("the episode has ended");
     assert_eq!(measured.reports.len(), 1);
     assert!(measured.reports[0].followed && measured.makespan_ns > 0 && measured.untouched.is_some());
