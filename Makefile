@@ -33,7 +33,7 @@ demo: libtorch
 # FAMILIES names others than all, SEED another seed, TRAIN and JUDGE further flags of the two commands.
 FAMILIES ?= gpt bert lstm vit resnet vgg densenet mobilenet inception unet autoencoder
 SEED ?= 0
-TRAIN ?= --algorithm imitation
+TRAIN ?=
 policies: libtorch
 	cargo build
 	@mkdir -p target/policies configs/policies experiments/results/held-out

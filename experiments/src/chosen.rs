@@ -16,7 +16,7 @@ use plimsoll_runtime::{
 /// How much is tried for each plan of a learned policy.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct PlannerFlags {
-    /// Sampled decodes of a learned policy beside the greedy one
+    /// Decodes of a learned policy beside the greedy one: for shares of the budget, then sampled
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub decodes: u64,
     /// Milliseconds that planning with a learned policy may take: more decodes, baselines, and search from the best of

@@ -119,7 +119,7 @@ pub const PORTFOLIO_SHARE: f64 = 0.5;
 /// machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner {
-    /// Sampled decodes of a learned policy, beside the greedy one.
+    /// Decodes of a learned policy beside the greedy one: for shares of the budget, then sampled.
     pub decodes: u64,
     /// Baselines whose plans compete, in this order. Where no plan fits, all of [`BASELINES`] are asked, whatever the time:
     /// a plan that fits is owed.
