@@ -81,9 +81,7 @@ impl Estimator {
             while let Some(&(_, until_ns)) = self.claims.get(later).filter(|&&(claimed, _)| claimed <= end) {
                 (claimed_ns, later) = (until_ns, later + 1);
             }
-            let mut candidate = self.candidate(problem, timeline, operator, id, claimed_ns);
-            candidate.can_swap &= actions.swap;
-            candidate.can_recompute &= actions.recompute;
+            let candidate = self.candidate(problem, timeline, (operator, actions), id, claimed_ns);
             if candidate.can_swap || candidate.can_recompute {
                 candidates.push(candidate);
                 self.claimed_ns.push(claimed_ns);
@@ -95,7 +93,7 @@ impl Estimator {
         &mut self,
         problem: &Problem<'_>,
         timeline: &Timeline<'_>,
-        operator: usize,
+        (operator, actions): (usize, ActionSet),
         id: WindowId,
         claimed_ns: u64,
     ) -> Candidate {
@@ -116,7 +114,7 @@ impl Estimator {
             if window.used_again { (claimed_ns + prefetch_ns).saturating_sub(to_use_ns) } else { 0 };
         let producer = lineage.version(window.version).producer;
         let own_recompute_ns = producer.map_or(0, |producer| lineage.cost_ns(producer));
-        let can_recompute = window.recomputable && problem.actions.recompute;
+        let can_recompute = window.recomputable && actions.recompute;
         let recompute_ns = if can_recompute && window.used_again { self.reruns.rebuild_ns(lineage, id) } else { 0 };
         let children = self.reruns.children(lineage, window.version);
         Candidate {
@@ -133,7 +131,7 @@ impl Estimator {
             dropped_children_bytes: children.bytes,
             dropped_children_ns: children.ns,
             used_again: window.used_again,
-            can_swap: problem.actions.swap && room.is_some(),
+            can_swap: actions.swap && room.is_some(),
             can_recompute,
         }
     }

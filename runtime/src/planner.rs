@@ -53,7 +53,8 @@ pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
 /// Lets `policy` decide what `plan` leaves open at pressure points.
 pub(crate) fn completed(problem: Problem<'_>, plan: Plan, policy: &mut dyn Policy) -> Planned {
     let started = Instant::now();
-    let mut sweep = Sweep::new(problem, plan);
+    let start = if policy.weighs_waiting() { Sweep::weighing_waits } else { Sweep::new };
+    let mut sweep = start(problem, plan);
     sweep.decide(policy);
     Planned {
         plan: sweep.plan().clone(),
