@@ -10,6 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
+use plimsoll_runtime::planner::Planner;
+use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::torch::{Budget, Executor, HostEngine, RecordError, Recorder, Runtime};
 use plimsoll_runtime::trace::StorageId;
 use plimsoll_runtime::{ActionSet, Lineage, Link, Timeline, Trace};
@@ -26,6 +28,8 @@ const RECORDED: usize = 2;
 const PLANNED: usize = 4;
 const PLANS: usize = 2;
 const TOTAL: usize = WARM_UP + RECORDED + PLANS * PLANNED;
+/// Plans that a runtime under a budget evaluates where its baseline's own does not hold it.
+const EVALUATIONS: u64 = 64;
 /// Registers are cut down to this many elements.
 const ELEMENTS_MAX: i64 = 1 << 14;
 const OPERATIONS: &[Operation] = &[
@@ -356,7 +360,10 @@ impl Program {
             _ => ActionSet::ALL,
         };
         let engine = HostEngine::new(random.random_bool(0.1).then_some(link));
+        // By evaluations, not by the clock: the same program is planned alike every time.
+        let planner = Planner { limits: Limits::evaluations(EVALUATIONS), ..Planner::default() };
         let builder = Runtime::builder()
+            .planner(planner)
             .baseline(BASELINES[random.random_range(0..BASELINES.len())])
             .actions(actions)
             .budget(Budget::bytes(budget_bytes))

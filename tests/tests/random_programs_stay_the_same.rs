@@ -28,6 +28,15 @@ fn slice(mode: Mode) -> Tally {
     all
 }
 
+/// Storages made from nothing that a plan swaps before they are first used, and drops after they were written.
+#[test]
+fn what_is_away_at_its_first_use() {
+    let _running = one_at_a_time();
+    tch::set_num_threads(1);
+    let verdict = Program::random(585).check(Mode::Planned);
+    assert!(matches!(verdict, Verdict::Same(_)), "{verdict:?}");
+}
+
 #[test]
 fn under_random_plans() {
     let all = slice(Mode::Planned);

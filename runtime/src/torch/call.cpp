@@ -176,7 +176,9 @@ void Call::access(c10::TensorImpl* tensor, const Argument& argument, bool plain)
   bool foreign = !absent && is_foreign(*storage);
   if (foreign) locked = "not allocated by libtorch's allocator";
   PlimsollEntry entry = entries().of(storage);
-  uint32_t filled = !absent && entries().has_changed(entry, *storage);
+  uint32_t filled = absent                                           ? PLIMSOLL_WAS_AWAY
+                    : entries().has_changed(entry, *storage, true) ? PLIMSOLL_FILLED
+                                                                   : PLIMSOLL_NOT_FILLED;
   storages_.push_back(storage);
   // Bytes that our allocator does not count count nowhere.
   accesses_.push_back({entry, mode, foreign ? 0 : storage->nbytes(), locked, filled});

@@ -204,6 +204,24 @@ impl Driver {
         Ok(())
     }
 
+    /// What was away when its operator arrived is back: only now can it be seen whether it was filled in past the
+    /// dispatcher.
+    fn look_for_filled(&mut self, entries: &[Entry]) -> Result<(), Fault> {
+        for entry in self.residency.find_filled(entries)? {
+            if let Some(recording) = &mut self.recording {
+                recording.filled(entry);
+            }
+            for index in 0..self.programs.len() {
+                if self.programs[index].matches
+                    && let Err(why) = self.programs[index].filled(entry)
+                {
+                    self.rule_out(index, why);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// What runs is not this program.
     fn rule_out(&mut self, program: usize, why: String) {
         self.programs[program].matches = false;
@@ -560,6 +578,7 @@ impl Shared {
         operator: &RawOperator,
         entries: &[Entry],
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        driver.look_for_filled(entries)?;
         loop {
             while let Some(version) = driver.residency.first_dropped(entries) {
                 driver = self.rebuild(driver, Rebuild::of(version))?;
@@ -571,6 +590,7 @@ impl Shared {
             }
             driver.residency.fetch_together(entries)?;
             if driver.residency.are_resident(entries) && driver.residency.at_risk(operator.accesses()).is_none() {
+                driver.look_for_filled(entries)?;
                 driver.residency.begin_use(entries)?;
                 driver.residency.free_copies(operator.accesses());
                 return Ok(driver);

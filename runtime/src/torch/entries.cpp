@@ -238,12 +238,15 @@ void Entries::watch(PlimsollEntry entry, const c10::StorageImpl& storage) {
   watched = held;
 }
 
-bool Entries::has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage) {
+bool Entries::has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch) {
   std::optional<uint64_t> watched;
   {
     Guard guard(mutex_);
-    if (auto& extension = at(entry).extension) watched.swap(extension->watched);
-    if (watched) watched_.fetch_sub(1, std::memory_order_relaxed);
+    if (auto& extension = at(entry).extension) watched = extension->watched;
+    if (watched && ends_watch) {
+      at(entry).extension->watched.reset();
+      watched_.fetch_sub(1, std::memory_order_relaxed);
+    }
   }
   return watched && *watched != digest(storage);
 }

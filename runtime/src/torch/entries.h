@@ -58,9 +58,9 @@ class Entries {
 
   // Remembers what a storage holds, until it is asked whether it holds it still.
   void watch(PlimsollEntry entry, const c10::StorageImpl& storage);
-  // Whether a watched storage holds something else by now. Ends the watch.
-  bool has_changed(PlimsollEntry entry, const c10::StorageImpl& storage) {
-    return watched_.load(std::memory_order_relaxed) > 0 && has_changed_if_watched(entry, storage);
+  // Whether a watched storage holds something else by now.
+  bool has_changed(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch) {
+    return watched_.load(std::memory_order_relaxed) > 0 && has_changed_if_watched(entry, storage, ends_watch);
   }
 
   // The storage of an entry has died: its bytes, or what stood for them, were freed.
@@ -99,7 +99,7 @@ class Entries {
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
   PlimsollEntry next_number();
   void clear(PlimsollEntry entry, Entry& kept);
-  bool has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage);
+  bool has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch);
   static at::DataPtr take_parked(Entry& entry);
 
   mutable std::atomic<Entry*> chunks_[kChunks] = {};

@@ -184,7 +184,7 @@ impl Program {
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
         let initial = self.initial();
-        let Program { known, names: looked_up, entry: entries, storage_of, may_be_rebuilt, .. } = self;
+        let Program { known, names: looked_up, entry: entries, storage_of, .. } = self;
         let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
             return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
@@ -210,9 +210,6 @@ impl Program {
             if found.bytes != trace.storages[storage].bytes || found.mode != access.mode as u32 {
                 return at(format!("storage {storage} differs in size or use"));
             }
-            if found.is_filled() && may_be_rebuilt[storage] {
-                return at(format!("storage {storage} was filled in outside the dispatcher"));
-            }
             let is_unknown = || storage_of.get(found.entry.index()).is_none_or(Option::is_none);
             match entries[storage] {
                 Some(entry) if entry == found.entry => {}
@@ -223,7 +220,21 @@ impl Program {
                 _ => return at(format!("another storage stands for storage {storage}")),
             }
         }
-        Ok(())
+        let mut filled = operator.accesses().iter().filter(|access| access.is_filled());
+        filled.try_for_each(|access| self.filled(access.entry))
+    }
+
+    /// The operator that comes next uses a storage that was filled in past the dispatcher since it was made.
+    pub(crate) fn filled(&self, entry: Entry) -> Result<(), String> {
+        match self.storage_of.get(entry.index()).copied().flatten() {
+            Some(storage) if self.may_be_rebuilt[storage.index()] => Err(format!(
+                "operator {} ({}): storage {} was filled in outside the dispatcher",
+                self.operator,
+                self.name(self.operator),
+                storage.0
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Storages that the program should have let go of after the last operator, and that are still there.

@@ -125,6 +125,14 @@ impl Recording {
         }
     }
 
+    /// A storage was filled in past the dispatcher since it was made.
+    pub(crate) fn filled(&mut self, entry: Entry) {
+        if let Some(&Local::Created(index)) = self.now.local.get(&entry) {
+            let made_by = self.now.made_by[index as usize];
+            self.now.steps[made_by].not_replayable = Some("its bytes are filled in outside the dispatcher");
+        }
+    }
+
     /// The operator has run; `lost_ns` of its time went into making room.
     pub(crate) fn ran(&mut self, operator: &RawOperator, lost_ns: u64) {
         let gap_ns = self.arrived.saturating_duration_since(self.last_end).as_nanos() as u64;
@@ -152,11 +160,8 @@ impl Recording {
                 storage.locked = Some("changes its size");
                 storage.bytes = storage.bytes.max(access.bytes);
             }
-            if access.is_filled()
-                && let Local::Created(index) = local
-            {
-                let made_by = self.now.made_by[index as usize];
-                self.now.steps[made_by].not_replayable = Some("its bytes are filled in outside the dispatcher");
+            if access.is_filled() {
+                self.filled(access.entry);
             }
             accesses.push((local, access.mode));
         }

@@ -358,12 +358,33 @@ impl Residency {
                 live.bytes = access.bytes;
                 live.locked = Some("changes its size");
             }
-            let filled = access.is_filled() && std::mem::take(&mut live.is_fresh);
-            live.is_fresh = false;
-            if filled && let Some(version) = live.version {
+            // The shim could not look at what was away: that is done once it is back.
+            if !access.was_away()
+                && std::mem::take(&mut live.is_fresh)
+                && access.is_filled()
+                && let Some(version) = live.version
+            {
                 self.ancestry.becomes_root(version);
             }
         }
+    }
+
+    /// Those of `entries` that were away when their operator arrived, are back by now, and had been filled in past the
+    /// dispatcher before they went. Asked before the operator writes, which would look the same.
+    pub(crate) fn find_filled(&mut self, entries: &[Entry]) -> Result<Vec<Entry>, Fault> {
+        let mut filled = Vec::new();
+        for &entry in entries {
+            let live = self.live_mut(entry)?;
+            if !matches!(live.place, Place::Resident) {
+                continue;
+            }
+            let (was_fresh, version) = (std::mem::take(&mut live.is_fresh), live.version);
+            if shim::is_filled(entry, true)? && was_fresh {
+                version.into_iter().for_each(|version| self.ancestry.becomes_root(version));
+                filled.push(entry);
+            }
+        }
+        Ok(filled)
     }
 
     /// The operator uses them now, or never will.
@@ -383,6 +404,7 @@ impl Residency {
                 matches!(live.place, Place::Resident)
                     && live.copy.is_none()
                     && live.bytes == access.bytes
+                    && !access.was_away()
                     && !(live.is_fresh && access.is_filled())
                     && (live.locked.is_some() || !access.is_locked())
             })
@@ -738,7 +760,7 @@ impl Residency {
         self.true_bytes(entry)?;
         let version = self.version_of(entry)?;
         // A rerun would bring back what the operator made, not what the program has put there since.
-        if shim::is_filled(entry)? {
+        if shim::is_filled(entry, false)? {
             self.ancestry.becomes_root(version);
             return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
         }

@@ -141,8 +141,8 @@ PlimsollEntry plimsoll_entry_of(const void* tensor) {
   return entries().find(given.storage().unsafeGetStorageImpl());
 }
 
-int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t* filled) {
-  return guarded([&] { *filled = entries().has_changed(entry, *entries().lock(entry)); });
+int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t ends_watch, int32_t* filled) {
+  return guarded([&] { *filled = entries().has_changed(entry, *entries().lock(entry), ends_watch != 0); });
 }
 int32_t plimsoll_park(PlimsollEntry entry, void** bytes) {
   return guarded([&] { *bytes = entries().park(entry); });

@@ -17,6 +17,7 @@ typedef struct PlimsollRecipe PlimsollRecipe;
 
 enum { PLIMSOLL_NO_ROOM = -2 };
 enum PlimsollMode { PLIMSOLL_READ = 0, PLIMSOLL_WRITE = 1, PLIMSOLL_OVERWRITE = 2, PLIMSOLL_SIDE_EFFECT = 3 };
+enum PlimsollFilled { PLIMSOLL_NOT_FILLED = 0, PLIMSOLL_FILLED = 1, PLIMSOLL_WAS_AWAY = 2 };
 enum PlimsollPhase { PLIMSOLL_FORWARD = 0, PLIMSOLL_BACKWARD = 1, PLIMSOLL_UPDATE = 2 };
 
 enum PlimsollWish { PLIMSOLL_RECIPE = 1, PLIMSOLL_WATCH = 2, PLIMSOLL_TIMES = 4 };
@@ -27,7 +28,7 @@ typedef struct {
   uint32_t mode;        // PlimsollMode
   uint64_t bytes;       // size of the storage now; 0 where the allocator does not count it
   const char* locked;   // why it may not be evicted, or null; static
-  uint32_t filled;      // 1 where a watched storage changed since it was made, with no operator in between
+  uint32_t filled;      // PlimsollFilled: whether a watched storage changed since it was made, with no operator in between
 } PlimsollAccess;
 
 // One storage that an operator made and returned.
@@ -115,8 +116,8 @@ void plimsoll_forget(PlimsollEntry entry);
 // The entry of a tensor's storage, or 0 where no intercepted operator has seen it. `tensor` is an at::Tensor*.
 PlimsollEntry plimsoll_entry_of(const void* tensor);
 
-// Whether the bytes of a storage that is being watched were filled in past the dispatcher. Ends the watch.
-int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t* filled);
+// Whether the bytes of a storage that is being watched, and has its bytes, were filled in past the dispatcher.
+int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t ends_watch, int32_t* filled);
 // Takes the bytes out of the storage, which then has none; the entry keeps them.
 int32_t plimsoll_park(PlimsollEntry entry, void** bytes);
 // Puts the bytes that the entry keeps into the storage.

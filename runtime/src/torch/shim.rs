@@ -5,6 +5,10 @@ use std::ptr::NonNull;
 
 use crate::trace::Phase;
 
+// How the bytes of a storage were found: see shim.h.
+const PLIMSOLL_FILLED: u32 = 1;
+const PLIMSOLL_WAS_AWAY: u32 = 2;
+
 /// What the shim could not do, in libtorch's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -49,9 +53,14 @@ pub(crate) struct RawOperator {
 }
 
 impl RawAccess {
-    /// Whether its bytes were filled in past the dispatcher after an operator made it.
+    /// Whether its bytes were filled in past the dispatcher after an operator made it, as far as that was to be seen.
     pub(crate) fn is_filled(&self) -> bool {
-        self.filled != 0
+        self.filled == PLIMSOLL_FILLED
+    }
+
+    /// Whether that was not to be seen, the storage having no bytes when the operator arrived.
+    pub(crate) fn was_away(&self) -> bool {
+        self.filled == PLIMSOLL_WAS_AWAY
     }
 
     pub(crate) fn is_locked(&self) -> bool {
@@ -187,7 +196,7 @@ unsafe extern "C" {
     fn plimsoll_take_freed(out: *mut Entry, capacity: usize) -> usize;
     fn plimsoll_forget(entry: Entry);
     fn plimsoll_entry_of(tensor: *const c_void) -> u32;
-    fn plimsoll_is_filled(entry: Entry, filled: *mut i32) -> i32;
+    fn plimsoll_is_filled(entry: Entry, ends_watch: i32, filled: *mut i32) -> i32;
     fn plimsoll_park(entry: Entry, bytes: *mut *mut c_void) -> i32;
     fn plimsoll_unpark(entry: Entry) -> i32;
     fn plimsoll_release(entry: Entry) -> i32;
@@ -388,11 +397,11 @@ fn with_pointer(call: impl FnOnce(*mut *mut c_void) -> i32) -> Result<*mut u8, S
     Ok(bytes.cast())
 }
 
-/// Whether the bytes of a storage that is being watched were filled in past the dispatcher. Ends the watch.
-pub(crate) fn is_filled(entry: Entry) -> Result<bool, ShimError> {
+/// Whether the bytes of a storage that is being watched were filled in past the dispatcher. It must be resident.
+pub(crate) fn is_filled(entry: Entry, ends_watch: bool) -> Result<bool, ShimError> {
     let mut filled = 0;
     // SAFETY: an unknown entry is an error inside the shim.
-    checked(unsafe { plimsoll_is_filled(entry, &mut filled) })?;
+    checked(unsafe { plimsoll_is_filled(entry, ends_watch.into(), &mut filled) })?;
     Ok(filled != 0)
 }
 
