@@ -9,6 +9,12 @@
 //! shorter, and what is added weighs most. Other programs disturb both clocks: interval and median mean little where the
 //! machine is not quiet, and the cost of an operator (`--bench interceptor`) times their number says more.
 //! `PLIMSOLL_THREADS` sets one number of threads, `PLIMSOLL_TURNS` another number of turns than 60.
+//!
+//! Instructions are the same on every machine. `PLIMSOLL_COUNTED` runs one iteration in the way that it names, `untouched`,
+//! `observed` or `followed`, by one thread, for callgrind to count:
+//!
+//!     PLIMSOLL_COUNTED=followed valgrind --tool=callgrind --toggle-collect='*counted*' \
+//!         target/release/deps/iteration-* resnet20
 
 #[path = "support/paired.rs"]
 mod paired;
@@ -17,7 +23,7 @@ use paired::{Ratios, Spent, built, wanted};
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{Census, Executor, HostEngine, Session};
-use plimsoll_runtime::{Lineage, Link, Plan, Timeline};
+use plimsoll_runtime::{Lineage, Link, Plan, Timeline, Trace};
 
 /// Turns, unless told.
 const TURNS: usize = 60;
@@ -31,6 +37,11 @@ fn main() {
     for name in wanted(&["gpt-small", "resnet20"]) {
         let session = Session::install().expect("libtorch takes the interceptor");
         let mut workload = built(&name);
+        if let Ok(way) = std::env::var("PLIMSOLL_COUNTED") {
+            tch::set_num_threads(1);
+            count(session, workload.as_mut(), &way);
+            continue;
+        }
         for &threads in &threads {
             tch::set_num_threads(threads);
             measure(session, &name, workload.as_mut(), turns);
@@ -38,12 +49,40 @@ fn main() {
     }
 }
 
+/// Runs one iteration in the way called `way` where it is counted, and others before it where they are not.
+fn count(session: Session, workload: &mut dyn Workload, way: &str) {
+    let (trace, _) = record(session, workload, 3, "cpu").unwrap();
+    let lineage = Lineage::of(&trace);
+    let mut census = Census::new(session, false);
+    let mut executor = keeper(session, &trace, &lineage);
+    match way {
+        "untouched" => counted(|| _ = workload.iteration().unwrap()),
+        "observed" => counted(|| _ = census.observe(|| workload.iteration().unwrap()).unwrap()),
+        "followed" => {
+            executor.iteration(|| workload.iteration().unwrap()).unwrap();
+            counted(|| assert!(executor.iteration(|| workload.iteration().unwrap()).unwrap().1.followed));
+        }
+        other => panic!("nothing runs {other:?}"),
+    }
+}
+
+/// What callgrind is told to count.
+#[inline(never)]
+fn counted(body: impl FnOnce()) {
+    body();
+}
+
+/// Carries out a schedule that keeps everything.
+fn keeper(session: Session, trace: &Trace, lineage: &Lineage) -> Executor {
+    let plan = Plan::keep_all(lineage.windows().len());
+    let (schedule, _) = Timeline::new(trace, lineage, Link::symmetric(1e9, 0)).schedule(&plan, u64::MAX);
+    Executor::new(session, trace, lineage, &plan, schedule, Box::new(HostEngine::new(None)))
+}
+
 fn measure(session: Session, name: &str, workload: &mut dyn Workload, turns: usize) {
     let (trace, _) = record(session, workload, 3, "cpu").unwrap();
     let lineage = Lineage::of(&trace);
-    let plan = Plan::keep_all(lineage.windows().len());
-    let (schedule, _) = Timeline::new(&trace, &lineage, Link::symmetric(1e9, 0)).schedule(&plan, u64::MAX);
-    let mut executor = Executor::new(session, &trace, &lineage, &plan, schedule, Box::new(HostEngine::new(None)));
+    let mut executor = keeper(session, &trace, &lineage);
     let mut census = Census::new(session, false);
     let (mut observed, mut followed) = (Ratios::default(), Ratios::default());
     for _ in 0..turns {

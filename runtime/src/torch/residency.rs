@@ -785,11 +785,7 @@ impl Residency {
 
     /// Releases a version that stands beside the program.
     pub(crate) fn release(&mut self, version: VersionId) -> Result<(), Fault> {
-        if let Some(entry) = self.ancestry.version_mut(version).beside.take() {
-            self.beside.retain(|other| *other != version);
-            shim::discard(entry)?;
-        }
-        Ok(())
+        self.take_beside(version).map_or(Ok(()), |twin| shim::discard(twin).map_err(Fault::from))
     }
 
     /// Brings back a storage that the slow tier holds, or that is on its way there or back.
@@ -866,9 +862,12 @@ impl Residency {
 
     /// The next rerun on the way to what `rebuild` makes; none once it is there.
     pub(crate) fn next_job(&mut self, rebuild: &mut Rebuild) -> Result<Option<Job>, Fault> {
-        while let Some(top) = rebuild.frames.last_mut() {
+        loop {
+            let is_goal = rebuild.frames.len() == 1;
+            let Some(top) = rebuild.frames.last_mut() else { return Ok(None) };
             let version = top.version;
-            if self.at_hand(version).is_some() {
+            let is_there = if is_goal { self.is_reached(version)? } else { self.at_hand(version).is_some() };
+            if is_there {
                 let frame = rebuild.frames.pop().expect("looked at above");
                 self.close(frame)?;
                 continue;
@@ -899,7 +898,20 @@ impl Residency {
                 }
             }
         }
-        Ok(None)
+    }
+
+    /// Whether the goal of a rebuild is in its storage. What stands beside the program since it was made for a rerun, the
+    /// storage having been dropped only later, is put there, unless another thread's rerun reads it.
+    fn is_reached(&mut self, goal: VersionId) -> Result<bool, Fault> {
+        let seen = self.ancestry.version(goal);
+        if seen.is_dropped
+            && seen.wanted == 0
+            && let Some(twin) = self.take_beside(goal)
+        {
+            self.restore(goal, twin)?;
+            self.take_custody()?;
+        }
+        Ok(!self.ancestry.version(goal).is_dropped && self.at_hand(goal).is_some())
     }
 
     /// Of the inputs that must be made again before `maker` can run, the one that takes longest: it needs the most room
@@ -1019,8 +1031,7 @@ impl Residency {
         for (&version, &result) in outputs.iter().zip(&results) {
             // Written in place: the version that it was is no more.
             if let Some(&consumed) = read.iter().find(|&&input| self.ancestry.version(input).beside == Some(result)) {
-                self.ancestry.version_mut(consumed).beside = None;
-                self.beside.retain(|other| *other != consumed);
+                self.take_beside(consumed);
             }
             if self.ancestry.version(version).beside.is_some_and(|twin| twin != result) {
                 // Another output of this operator was wanted, and this one had been made before.
@@ -1028,11 +1039,7 @@ impl Residency {
             }
             let seen = self.ancestry.version_mut(version);
             if seen.is_dropped {
-                let entry = seen.entry;
-                shim::adopt(result, entry)?;
-                self.live_mut(entry)?.place = Place::Resident;
-                self.dropped.remove(&version);
-                self.ancestry.restored(version);
+                self.restore(version, result)?;
             } else {
                 seen.beside = Some(result);
                 self.beside.push(version);
@@ -1045,6 +1052,25 @@ impl Residency {
             }
         }
         Ok(())
+    }
+
+    /// Puts the bytes of `made` into the storage that was dropped when it held `version`.
+    fn restore(&mut self, version: VersionId, made: Entry) -> Result<(), Fault> {
+        let entry = self.ancestry.version(version).entry;
+        shim::adopt(made, entry)?;
+        self.live_mut(entry)?.place = Place::Resident;
+        self.dropped.remove(&version);
+        self.ancestry.restored(version);
+        Ok(())
+    }
+
+    /// Books that a version does not stand beside the program any more, and says what held it there.
+    fn take_beside(&mut self, version: VersionId) -> Option<Entry> {
+        let twin = self.ancestry.version_mut(version).beside.take();
+        if twin.is_some() {
+            self.beside.retain(|other| *other != version);
+        }
+        twin
     }
 
     /// The program is about to use these storages: what the slow tier holds of them is let go.
