@@ -618,6 +618,7 @@ impl Shared {
         driver.residency.absorb_freed()?;
         driver.tell_deaths();
         driver.settle_end();
+        driver.residency.settle_fresh();
         let driver = self.carry_out(driver)?;
         let mut driver = match self.restore_all(driver) {
             Err(Fault::NoRoom(_)) => {

@@ -561,12 +561,14 @@ impl Residency {
         }
     }
 
+    /// The iteration ends: the program fills nothing in meanwhile.
+    pub(crate) fn settle_fresh(&mut self) {
+        self.live.iter_mut().flatten().for_each(|live| live.is_fresh = false);
+    }
+
     /// Forgets all recipes. Everything must be resident.
     pub(crate) fn forget_makers(&mut self) {
-        self.live.iter_mut().flatten().for_each(|live| {
-            live.version = None;
-            live.is_fresh = false;
-        });
+        self.live.iter_mut().flatten().for_each(|live| live.version = None);
         self.ancestry.clear();
         self.prune_at = MAKERS_MIN;
         self.swap_refused = None;
