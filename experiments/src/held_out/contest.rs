@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::planner::{DECODES_SHARE, PORTFOLIO_SHARE};
+use plimsoll_runtime::planner::{DECODES_SHARE, portfolio_share};
 use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Choice, Decided, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
@@ -261,7 +261,7 @@ impl Contest<'_> {
             spent += decode;
             decodes += 1;
         }
-        while asked < whole.len() && spent < self.planner_time.mul_f64(PORTFOLIO_SHARE) {
+        while asked < whole.len() && spent < self.planner_time.mul_f64(portfolio_share(asked)) {
             spent += field.time_of(whole[asked]).expect("every name in a portfolio is a baseline's");
             asked += 1;
         }
