@@ -2,9 +2,10 @@
 //!
 //!     cargo bench --workspace --bench iteration [-- WORKLOAD...]
 //!
-//! One loop runs untouched, observed, under a schedule that keeps everything, and untouched again, in blocks that take
+//! One loop runs untouched, observed, under a schedule that keeps everything, and untouched twice more, in blocks that take
 //! turns; the least iteration of each block is compared with the mean of the untouched blocks before and after it, so that
-//! a machine that grows slower favours nobody. Reported: the median ratio, with its 95 % bootstrap interval. With one
+//! a machine that grows slower favours nobody. The last block but one is a control: what it differs by from the others is
+//! not the interceptor's doing. Reported: the median ratio, with its 95 % bootstrap interval. With one
 //! kernel thread all the work is this thread's, and its CPU time is the exact measure; with all of them kernels are
 //! shorter, and what is added weighs most. Other programs disturb both clocks: interval and median mean little where the
 //! machine is not quiet, and the cost of an operator (`--bench interceptor`) times their number says more.
@@ -84,7 +85,7 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload, turns: usi
     let lineage = Lineage::of(&trace);
     let mut executor = keeper(session, &trace, &lineage);
     let mut census = Census::new(session, false);
-    let (mut observed, mut followed) = (Ratios::default(), Ratios::default());
+    let (mut observed, mut followed, mut control) = (Ratios::default(), Ratios::default(), Ratios::default());
     for _ in 0..turns {
         let before = untouched(workload);
         let seen = least((0..BLOCK).map(|_| Spent::by(|| census.observe(|| workload.iteration().unwrap()).unwrap())));
@@ -99,9 +100,11 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload, turns: usi
             assert!(was_followed, "the loop repeats itself");
             spent
         }));
+        let again = untouched(workload);
         let between = mean(before, untouched(workload));
         observed.add(seen, between);
         followed.add(kept, between);
+        control.add(again, between);
     }
     println!(
         "{name}: {} operators, {:.1} ms untouched, {} kernel threads; ratios to untouched, {turns} turns of {BLOCK}",
@@ -111,6 +114,7 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload, turns: usi
     );
     observed.print("observed");
     followed.print("followed, all kept");
+    control.print("untouched, as a control");
 }
 
 /// The least of a block of iterations that nothing watches, after one that is not counted.

@@ -55,7 +55,7 @@ impl Ratios {
                 (0..RESAMPLED).map(|_| median((0..ratios.len()).map(|_| draw(&mut random)).collect())).collect();
             medians.sort_unstable_by(f64::total_cmp);
             let at = |share: f64| medians[(share * (RESAMPLED - 1) as f64).round() as usize];
-            println!("    {what:<22} {clock:<16} {:.4}  [{:.4}, {:.4}]", median(ratios.clone()), at(0.025), at(0.975));
+            println!("    {what:<24} {clock:<16} {:.4}  [{:.4}, {:.4}]", median(ratios.clone()), at(0.025), at(0.975));
         }
     }
 }
