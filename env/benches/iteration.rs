@@ -15,7 +15,7 @@
 //! `observed` or `followed`, by one thread, for callgrind to count:
 //!
 //!     PLIMSOLL_COUNTED=followed valgrind --tool=callgrind --toggle-collect='*counted*' \
-//!         target/release/deps/iteration-* resnet20
+//!         target/release/deps/iteration-* gpt-tiny
 
 #[path = "support/paired.rs"]
 mod paired;

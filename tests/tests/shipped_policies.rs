@@ -5,18 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_env::Instance;
-use plimsoll_env::hardware::{Roofline, project};
+use plimsoll_env::hardware::{HardwareProfile, Precision, Roofline};
 use plimsoll_runtime::baselines::Random;
 use plimsoll_runtime::{ActionSet, Lineage, Link, PolicyFile, Trace, plan};
 use plimsoll_tests::{Recorded, one_at_a_time, shipped, shipped_workload};
 
-/// `trace` with the times of an accelerator on which every operator takes as long as its bytes: the same wherever, and
-/// beside whatever, it was recorded.
+/// `trace` with the times of a Titan V on which every operator takes as long as its bytes: the same wherever, and beside
+/// whatever, it was recorded.
 fn timed(trace: &Trace) -> Trace {
     let endless = Roofline { flops_per_s: 0.0, memory_bytes_per_s: 1e18, launch_overhead_ns: 0.0, runs_ahead: false };
-    let accelerator =
-        Roofline { flops_per_s: 1e13, memory_bytes_per_s: 600e9, launch_overhead_ns: 5_000.0, runs_ahead: true };
-    project(trace, &endless, &accelerator)
+    let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/hardware/titan-v.toml");
+    HardwareProfile::load(profile).unwrap().project(trace, &endless, Precision::F32).unwrap()
 }
 
 #[test]

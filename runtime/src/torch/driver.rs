@@ -194,32 +194,31 @@ impl Driver {
             recording.arrive(arrived, shim::live_bytes());
         }
         self.lost_ns = 0;
-        for index in 0..self.programs.len() {
-            if self.programs[index].matches
-                && let Err(why) = self.programs[index].check(operator)
-            {
-                self.rule_out(index, why);
-            }
-        }
+        self.ask_programs(|program| program.check(operator));
         Ok(())
     }
 
     /// What was away when its operator arrived is back: only now can it be seen whether it was filled in past the
     /// dispatcher.
-    fn look_for_filled(&mut self, entries: &[Entry]) -> Result<(), Fault> {
-        for entry in self.residency.find_filled(entries)? {
+    fn look_for_filled(&mut self, operator: &RawOperator) -> Result<(), Fault> {
+        for entry in self.residency.find_filled(operator.accesses())? {
             if let Some(recording) = &mut self.recording {
                 recording.filled(entry);
             }
-            for index in 0..self.programs.len() {
-                if self.programs[index].matches
-                    && let Err(why) = self.programs[index].filled(entry)
-                {
-                    self.rule_out(index, why);
-                }
-            }
+            self.ask_programs(|program| program.filled(entry));
         }
         Ok(())
+    }
+
+    /// Rules out those of the programs that it may be so far for which `holds` says why it is not.
+    fn ask_programs(&mut self, mut holds: impl FnMut(&mut Program) -> Result<(), String>) {
+        for index in 0..self.programs.len() {
+            if self.programs[index].matches
+                && let Err(why) = holds(&mut self.programs[index])
+            {
+                self.rule_out(index, why);
+            }
+        }
     }
 
     /// What runs is not this program.
@@ -381,13 +380,7 @@ impl Driver {
         if let Some(recording) = &mut self.recording {
             recording.ran(operator, self.lost_ns);
         }
-        for index in 0..self.programs.len() {
-            if self.programs[index].matches
-                && let Err(why) = self.programs[index].ran(operator)
-            {
-                self.rule_out(index, why);
-            }
-        }
+        self.ask_programs(|program| program.ran(operator));
         match self.leader {
             Some(_) => self.makers.push(maker),
             None => self.residency.prune(),
@@ -578,7 +571,7 @@ impl Shared {
         operator: &RawOperator,
         entries: &[Entry],
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
-        driver.look_for_filled(entries)?;
+        driver.look_for_filled(operator)?;
         loop {
             while let Some(version) = driver.residency.first_dropped(entries) {
                 driver = self.rebuild(driver, Rebuild::of(version))?;
@@ -590,7 +583,7 @@ impl Shared {
             }
             driver.residency.fetch_together(entries)?;
             if driver.residency.are_resident(entries) && driver.residency.at_risk(operator.accesses()).is_none() {
-                driver.look_for_filled(entries)?;
+                driver.look_for_filled(operator)?;
                 driver.residency.begin_use(entries)?;
                 driver.residency.free_copies(operator.accesses());
                 return Ok(driver);

@@ -242,9 +242,10 @@ bool Entries::has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl
   std::optional<uint64_t> watched;
   {
     Guard guard(mutex_);
-    if (auto& extension = at(entry).extension) watched = extension->watched;
+    auto& extension = at(entry).extension;
+    if (extension) watched = extension->watched;
     if (watched && ends_watch) {
-      at(entry).extension->watched.reset();
+      extension->watched.reset();
       watched_.fetch_sub(1, std::memory_order_relaxed);
     }
   }

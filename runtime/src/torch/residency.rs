@@ -369,11 +369,11 @@ impl Residency {
         }
     }
 
-    /// Those of `entries` that were away when their operator arrived, are back by now, and had been filled in past the
-    /// dispatcher before they went. Asked before the operator writes, which would look the same.
-    pub(crate) fn find_filled(&mut self, entries: &[Entry]) -> Result<Vec<Entry>, Fault> {
+    /// The storages that were away when their operator arrived, are back by now, and had been filled in past the dispatcher
+    /// before they went. Asked before the operator writes, which would look the same. The shim has looked at the others.
+    pub(crate) fn find_filled(&mut self, accesses: &[RawAccess]) -> Result<Vec<Entry>, Fault> {
         let mut filled = Vec::new();
-        for &entry in entries {
+        for entry in accesses.iter().filter(|access| access.was_away()).map(|access| access.entry) {
             let live = self.live_mut(entry)?;
             if !matches!(live.place, Place::Resident) {
                 continue;
