@@ -2,9 +2,6 @@
 
 .PHONY: demo policies test fuzz lint libtorch tools gpu-bundle
 
-# As in .cargo/config.toml, for programs that cargo does not start.
-export GOMP_SPINCOUNT ?= 10000
-
 # A LIBTORCH that is set but empty would hide ours from cargo.
 ifeq ($(strip $(LIBTORCH)),)
 unexport LIBTORCH

@@ -12,7 +12,7 @@ use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
 use plimsoll_runtime::planner::Planner;
 use plimsoll_runtime::search::Limits;
-use plimsoll_runtime::torch::{Budget, Executor, HostEngine, RecordError, Recorder, Runtime};
+use plimsoll_runtime::torch::{Budget, CopiedBy, Executor, HostEngine, RecordError, Recorder, Runtime};
 use plimsoll_runtime::trace::StorageId;
 use plimsoll_runtime::{ActionSet, Lineage, Link, Timeline, Trace};
 use rand::{RngExt, SeedableRng};
@@ -359,7 +359,7 @@ impl Program {
             1 => ActionSet { swap: false, recompute: true },
             _ => ActionSet::ALL,
         };
-        let engine = HostEngine::new(random.random_bool(0.1).then_some(link));
+        let engine = self.engine(random.random_bool(0.1).then_some(link));
         // By evaluations, not by the clock: the same program is planned alike every time.
         let planner = Planner { limits: Limits::evaluations(EVALUATIONS), ..Planner::default() };
         let builder = Runtime::builder()
@@ -370,6 +370,12 @@ impl Program {
             .link(link)
             .engine(Box::new(engine));
         (builder.build().expect("a budget and a baseline that is known"), actions)
+    }
+
+    /// Every other program copies beside what it computes.
+    fn engine(&self, pace: Option<Link>) -> HostEngine {
+        let copied_by = if self.seed.is_multiple_of(2) { CopiedBy::Threads } else { CopiedBy::Caller };
+        HostEngine::copied_by(copied_by, u64::MAX, pace)
     }
 
     /// Bytes with which no operator needs to be refused where everything idle can be swapped; none where iterations are
@@ -397,7 +403,7 @@ impl Program {
         };
         let plan = random_plan(lineage, random.random());
         let (schedule, _) = Timeline::new(trace, lineage, link).schedule(&plan, budget_bytes);
-        let engine = HostEngine::new(random.random_bool(0.2).then_some(link));
+        let engine = self.engine(random.random_bool(0.2).then_some(link));
         Executor::new(session(), trace, lineage, &plan, schedule, Box::new(engine))
     }
 

@@ -22,7 +22,9 @@ pub mod settings;
 mod shim;
 
 pub use census::{Census, Tally};
-pub use copy::{CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine};
+pub use copy::{
+    CopiedBy, CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
+};
 pub use executor::Executor;
 pub use recorder::{RecordError, Recorder};
 pub use report::{IterationReport, Report};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll_runtime::Link;
 use plimsoll_runtime::hardware::Tier;
 use plimsoll_runtime::torch::copy::{
-    CopyEngine, FaultyEngine, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
+    CopiedBy, CopyEngine, FaultyEngine, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
 };
 use tempfile::TempDir;
 
@@ -92,14 +92,16 @@ pub fn beds(limit_bytes: u64) -> Vec<Bed> {
     let link = Link::symmetric(20e9, 10_000);
     let (file, file_directory) = file(limit_bytes);
     let (beside, tiered_directory) = self::file(limit_bytes);
-    let host = Box::new(HostEngine::with_limit(limit_bytes, None));
-    let tiered = Box::new(TieredEngine::new(host, Box::new(beside)));
-    let faultless = FaultyEngine::new(Box::new(HostEngine::with_limit(limit_bytes, None))).0;
+    let host = |copied_by, pace| Box::new(HostEngine::copied_by(copied_by, limit_bytes, pace));
+    let tiered = Box::new(TieredEngine::new(host(CopiedBy::Threads, None), Box::new(beside)));
+    let faultless = FaultyEngine::new(host(CopiedBy::Threads, None)).0;
     let device = Arc::new(Simulated::new(7, usize::MAX));
     let streams = StreamEngine::new(Arc::clone(&device) as _, limit_bytes).unwrap();
     vec![
-        bed("host", Box::new(HostEngine::with_limit(limit_bytes, None)), &[Tier::Host]),
-        bed("paced host", Box::new(HostEngine::with_limit(limit_bytes, Some(link))), &[Tier::Host]),
+        bed("host", host(CopiedBy::Threads, None), &[Tier::Host]),
+        bed("host, copied by the caller", host(CopiedBy::Caller, None), &[Tier::Host]),
+        bed("paced host", host(CopiedBy::Threads, Some(link)), &[Tier::Host]),
+        bed("paced host, copied by the caller", host(CopiedBy::Caller, Some(link)), &[Tier::Host]),
         bed("faulty without faults", Box::new(faultless), &[Tier::Host]),
         Bed { _directory: Some(file_directory), ..bed("file", Box::new(file), &[Tier::File]) },
         Bed { _directory: Some(tiered_directory), ..bed("tiered", tiered, &[Tier::Host, Tier::File]) },

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use plimsoll_runtime::hardware::Tier;
 use plimsoll_runtime::torch::copy::{
-    Call, CopyEngine, CopyError, DeviceBytes, Fault, FaultyEngine, HostEngine, TieredEngine,
+    Call, CopiedBy, CopyEngine, CopyError, DeviceBytes, Fault, FaultyEngine, HostEngine, TieredEngine,
 };
 
 use crate::beds::{Block, file};
@@ -65,7 +65,7 @@ fn survives_the_death_of_its_workers(mut engine: impl Mortal, tier: Tier) {
 
 #[test]
 fn dead_workers_are_an_error_and_bytes_are_saved_without_them() {
-    survives_the_death_of_its_workers(HostEngine::new(None), Tier::Host);
+    survives_the_death_of_its_workers(HostEngine::copied_by(CopiedBy::Threads, u64::MAX, None), Tier::Host);
     let (engine, _directory) = file(1 << 30);
     survives_the_death_of_its_workers(engine, Tier::File);
 }
@@ -74,7 +74,7 @@ fn dead_workers_are_an_error_and_bytes_are_saved_without_them() {
 fn a_worker_that_dies_with_orders_queued_wakes_all_who_wait() {
     // A link so slow that the first copy is under way when the second is asked for, and the worker dies behind them.
     let link = plimsoll_runtime::Link::symmetric(1e9, 30_000_000);
-    let mut engine = HostEngine::new(Some(link));
+    let mut engine = HostEngine::copied_by(CopiedBy::Threads, u64::MAX, Some(link));
     let mut blocks = [Block::of(100), Block::of(100)];
     // SAFETY: blocks outlive the engine's copies.
     unsafe {

@@ -5,15 +5,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::channel::{Channel, CopiedBy};
 use super::extents::Extents;
 use super::gather::{Gather, Part};
-use super::host::{kill, workers};
 use super::measured::TierCopies;
 use super::probe::{COPIED_BYTES, PROBE_BYTES, probe};
 use super::slabs::{Mapped, MemorySlab, PAGE_BYTES, Pool, whole_pages};
 use super::spill::SpillFile;
 use super::ticket::{Completion, Done, Promise, Ticket};
-use super::worker::Worker;
 use super::{CopyEngine, CopyError, DeviceBytes, Slab, SlowCopy, TierUse};
 use crate::hardware::{Link, Tier};
 
@@ -38,8 +37,8 @@ pub struct FileTier {
 /// The threads read and write the device's bytes themselves, so the device must be the CPU: a GPU's bytes would first
 /// have to go through page-locked memory, which no engine does yet.
 pub struct FileEngine {
-    out: Worker,
-    back: Worker,
+    out: Channel,
+    back: Channel,
     room: Arc<Room>,
     write_bounce: Arc<Bounce>,
     read_bounce: Arc<Bounce>,
@@ -191,7 +190,7 @@ impl FileEngine {
         // Offsets in a file are signed.
         let limit_bytes = tier.limit_bytes.min(i64::MAX as u64) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let account = Account { extents: Extents::below(limit_bytes), reserved_bytes: 0, high_water_bytes: 0 };
-        let (out, back) = workers(tier.pace);
+        let (out, back) = Channel::there_and_back(CopiedBy::Threads, tier.pace);
         Ok(FileEngine {
             out,
             back,
@@ -222,8 +221,8 @@ impl FileEngine {
     /// Makes both worker threads die, as a fault to be survived. For tests.
     #[doc(hidden)]
     pub fn kill_workers(&mut self) {
-        kill(&self.out);
-        kill(&self.back);
+        self.out.kill();
+        self.back.kill();
     }
 }
 

@@ -3,68 +3,65 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::channel::{Channel, CopiedBy};
 use super::gather::Move;
 use super::measured::TierCopies;
 use super::probe::probe;
 use super::slabs::{Mapped, MemorySlab, Pool};
 use super::ticket::{Done, Promise, Ticket};
-use super::worker::{Pace, Worker};
 use super::{CopyEngine, CopyError, DeviceBytes, Slab, SlowCopy, TierUse};
 use crate::hardware::{Link, Tier};
 
-/// The slow tier is this machine's memory; one thread makes the copies each way.
+/// The slow tier is this machine's memory.
 ///
 /// With a pace, every copy takes at least as long as it would on a link of that bandwidth: an *emulated* link, to
 /// study one on a machine without it.
 pub struct HostEngine {
-    out: Worker,
-    back: Worker,
+    out: Channel,
+    back: Channel,
     slabs: Arc<Pool>,
     is_emulated: bool,
     host_waits: u64,
 }
 
-/// The two threads of an engine.
-pub(super) fn workers(pace: Option<Link>) -> (Worker, Worker) {
-    let pace_of = |bytes_per_s, latency_ns| Pace { bytes_per_s, latency_ns };
-    let out = pace.map(|link| pace_of(link.offload_bytes_per_s, link.latency_ns));
-    let back = pace.map(|link| pace_of(link.prefetch_bytes_per_s, link.latency_ns));
-    (Worker::start("plimsoll-offload", out), Worker::start("plimsoll-prefetch", back))
-}
-
 impl HostEngine {
-    /// An engine with its two threads and no limit but the system's; `pace` emulates a link.
+    /// An engine with no limit but the system's, whose copies are made by whom that suits best; `pace` emulates a link.
     pub fn new(pace: Option<Link>) -> Self {
         Self::with_limit(u64::MAX, pace)
     }
 
     /// An engine that holds and keeps at most `limit_bytes`, in whole pages; `pace` emulates a link.
     pub fn with_limit(limit_bytes: u64, pace: Option<Link>) -> Self {
-        let (out, back) = workers(pace);
+        Self::copied_by(CopiedBy::suiting_kernels(), limit_bytes, pace)
+    }
+
+    /// The same, with copies made by whom the caller says.
+    pub fn copied_by(copied_by: CopiedBy, limit_bytes: u64, pace: Option<Link>) -> Self {
+        let (out, back) = Channel::there_and_back(copied_by, pace);
         let slabs = Pool::new(Box::new(Mapped), limit_bytes);
         HostEngine { out, back, slabs, is_emulated: pace.is_some(), host_waits: 0 }
     }
 
-    /// Measures this machine's own link: the median of several copies each way. A copy keeps one core busy all the while,
-    /// which kernels that use every core must wait for.
+    /// Measures this machine's own link: the median of several copies each way. Kernels that use every core wait for a copy
+    /// as long as it takes; others do not.
     pub fn probe() -> Link {
-        let link = probe(&mut HostEngine::new(None), Tier::Host).expect("this machine has 128 MiB left");
+        let copied_by = CopiedBy::suiting_kernels();
+        let mut engine = Self::copied_by(copied_by, u64::MAX, None);
+        let link = probe(&mut engine, Tier::Host).expect("this machine has 128 MiB left");
         let copying_s_per_byte = 0.5 * (1.0 / link.offload_bytes_per_s + 1.0 / link.prefetch_bytes_per_s);
-        Link { contention_ns_per_byte: 1e9 * copying_s_per_byte, ..link }
+        let contention_ns_per_byte = match copied_by {
+            CopiedBy::Caller => 1e9 * copying_s_per_byte,
+            CopiedBy::Threads => 0.0,
+        };
+        Link { contention_ns_per_byte, ..link }
     }
 
-    /// Makes both worker threads die, as a fault to be survived. For tests.
+    /// Makes both threads die, as a fault to be survived. For tests.
     #[doc(hidden)]
     pub fn kill_workers(&mut self) {
-        kill(&self.out);
-        kill(&self.back);
+        self.out.kill();
+        self.back.kill();
     }
-}
-
-/// Makes a worker die, and waits until it has.
-pub(super) fn kill(worker: &Worker) {
-    let death = worker.ticket(Tier::Host, 0, Box::new(|_| panic!("injected: a copy worker dies")));
-    let _ = death.and_then(|ticket| ticket.wait_for_workers());
 }
 
 /// Waits until the offload that fills `slab` has ended.

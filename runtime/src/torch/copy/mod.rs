@@ -5,12 +5,13 @@
 //!
 //! | engine | slow tier |
 //! |---|---|
-//! | [`HostEngine`] | this machine's memory, copied to by threads of ours; can emulate a link |
+//! | [`HostEngine`] | this machine's memory, copied to by threads of ours or by whoever asks ([`CopiedBy`]); can emulate a link |
 //! | [`FileEngine`] | an unlinked file |
 //! | [`StreamEngine`] | page-locked memory, copied to by a device's copy streams ([`Device`]) |
 //! | [`TieredEngine`] | a host engine and a file engine, by tier |
 //! | [`FaultyEngine`] | another engine that is made to fail |
 
+mod channel;
 mod device;
 mod extents;
 mod faulty;
@@ -24,12 +25,12 @@ mod spill;
 mod stream;
 mod ticket;
 mod tiered;
-mod worker;
 
 use std::sync::Arc;
 
 use crate::hardware::Tier;
 
+pub use channel::CopiedBy;
 pub use device::{Device, DeviceCallError, EventId, StreamId};
 pub use faulty::{Call, Fault, Faults, FaultyEngine};
 pub use file::{FileEngine, FileTier};
