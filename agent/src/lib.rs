@@ -1,9 +1,9 @@
-//! Learns a placement policy for a model family: by proximal policy optimisation, by evolution strategies, by imitation
-//! of searched plans, or by deep Q-learning.
+//! Learns a placement policy for a model family: by imitation of searched plans, by policy iteration, by proximal policy
+//! optimisation, by evolution strategies, or by deep Q-learning.
 //!
 //! ```text
-//! rollout ──episodes──► ppo, imitation, dqn ──weights──► export ──► rollout, policy file
-//!    └────────returns─► evolution ───────────weights──────┘
+//! rollout ──episodes──► imitation, policy iteration, ppo, dqn ──weights──► export ──► rollout, policy file
+//!    └────────returns─► evolution ─────────────────────────────weights──────┘
 //! ```
 //!
 //! The agent knows observations, choices and rewards. It knows nothing of traces, budgets or links, which
@@ -20,6 +20,7 @@ mod gradients;
 mod imitation;
 mod learner;
 mod model;
+mod policy_iteration;
 mod ppo;
 mod rollout;
 mod seeds;
@@ -34,6 +35,7 @@ pub use dqn::{Dqn, DqnConfig};
 pub use evolution::{Evolution, EvolutionConfig};
 pub use imitation::{Imitation, ImitationConfig};
 pub use learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+pub use policy_iteration::{PolicyIteration, PolicyIterationConfig};
 pub use rollout::greedy_return;
 pub use trainer::Trainer;
 pub use training_state::SavedStateError;

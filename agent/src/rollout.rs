@@ -207,6 +207,11 @@ impl Sampler {
         assert!(!self.legal.is_empty(), "an observation offers at least one legal eviction");
     }
 
+    /// The legal choices of the observation that was scored last, with their logits.
+    pub(crate) fn legal(&self) -> &[(usize, f32)] {
+        &self.legal
+    }
+
     /// The choice with the highest logit, the first of equals.
     pub(crate) fn best(&mut self, observation: &Observation) -> usize {
         self.best_of(observation, |_| false).0

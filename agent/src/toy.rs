@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use plimsoll_env::environment::{Environment, Observation, StepResult, Taught};
+use plimsoll_env::environment::{Branching, Environment, Observation, StepResult, Taught};
 use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::plan::Action;
 use plimsoll_runtime::policy::Choice;
@@ -16,6 +16,7 @@ pub(crate) const STEPS: usize = 6;
 
 /// Swapping a candidate is worth its first feature plus its second, recomputing it the first minus the
 /// second; the reward, given at the end, is the mean worth of the choices. Random play earns 0.
+#[derive(Clone)]
 pub(crate) struct Toy {
     rng: ChaCha8Rng,
     observation: Observation,
@@ -91,6 +92,18 @@ impl Taught for Toy {
         let right = |choice| self.observation.allows(choice) && self.worth_of(choice) >= least;
         let candidates = 0..self.observation.candidates();
         candidates.map(|candidate| EVICTIONS.map(|action| right(Choice { candidate, action }))).collect()
+    }
+}
+
+impl Branching for Toy {
+    type Mark = Toy;
+
+    fn mark(&self) -> Toy {
+        self.clone()
+    }
+
+    fn return_to(&mut self, mark: &Toy) {
+        self.clone_from(mark);
     }
 }
 

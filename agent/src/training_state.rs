@@ -62,6 +62,8 @@ pub(crate) enum Kind {
     Evolution,
     /// Imitation of searched plans.
     Imitation,
+    /// Policy iteration by rollouts.
+    PolicyIteration,
     /// Deep Q-learning.
     Dqn,
 }
@@ -72,6 +74,7 @@ impl Kind {
             Kind::Ppo => "ppo",
             Kind::Evolution => "evolution",
             Kind::Imitation => "imitation",
+            Kind::PolicyIteration => "policy-iteration",
             Kind::Dqn => "dqn",
         }
     }

@@ -1,7 +1,7 @@
 //! The configuration of a model family: its workloads, what an agent trains on, and what it is judged by.
 //!
 //! One TOML file per family, in `configs/`. Every mistake in it is one line that names file, line and key.
-//! The tables `[ppo]`, `[evolution]`, `[imitation]` and `[dqn]` belong to the agent and are only carried here.
+//! The tables `[ppo]`, `[evolution]`, `[imitation]`, `[policy_iteration]` and `[dqn]` belong to the agent and are only carried here.
 
 mod error;
 mod keys;
@@ -188,6 +188,13 @@ struct ImitationPart<P> {
     imitation: P,
 }
 
+/// The part of the file that belongs to policy iteration.
+#[derive(Deserialize)]
+struct PolicyIterationPart<P> {
+    #[serde(default)]
+    policy_iteration: P,
+}
+
 /// The part of the file that belongs to deep Q-learning.
 #[derive(Deserialize)]
 struct DqnPart<P> {
@@ -216,6 +223,8 @@ struct Document<W> {
     _evolution: serde::de::IgnoredAny,
     #[serde(default, rename = "imitation")]
     _imitation: serde::de::IgnoredAny,
+    #[serde(default, rename = "policy_iteration")]
+    _policy_iteration: serde::de::IgnoredAny,
     #[serde(default, rename = "dqn")]
     _dqn: serde::de::IgnoredAny,
     evaluation: Evaluation,
@@ -282,6 +291,11 @@ impl FamilyConfig {
     /// The agent's own table `[imitation]`, as the agent reads it; the defaults where there is none.
     pub fn imitation<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
         Ok(self.part::<ImitationPart<P>>()?.imitation)
+    }
+
+    /// The agent's own table `[policy_iteration]`, as the agent reads it; the defaults where there is none.
+    pub fn policy_iteration<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
+        Ok(self.part::<PolicyIterationPart<P>>()?.policy_iteration)
     }
 
     /// The agent's own table `[dqn]`, as the agent reads it; the defaults where there is none.

@@ -72,6 +72,18 @@ pub trait Environment {
     fn step(&mut self, choice: Choice) -> Result<StepResult, Self::Error>;
 }
 
+/// An environment whose episode can be taken back to an earlier point, to go on from there otherwise.
+pub trait Branching: Environment {
+    /// A point of an episode.
+    type Mark: Send;
+
+    /// The point where the episode stands.
+    fn mark(&self) -> Self::Mark;
+
+    /// Takes the episode under way back to where it stood. It may have ended meanwhile.
+    fn return_to(&mut self, mark: &Self::Mark);
+}
+
 /// An environment whose instances a teacher has planned.
 pub trait Taught: Environment {
     /// `[candidates, 2]`, as in the observation: which choices at the present pressure point the teacher's plan makes too,

@@ -22,8 +22,9 @@ pub mod units;
 mod walk;
 pub mod workload;
 
-pub use environment::{Environment, Observation, StepResult, Taught};
+pub use environment::{Branching, Environment, Observation, StepResult, Taught};
 pub use instance::Instance;
 pub use predicted::{Domain, PredictedEnvironment};
 pub use real::TorchEnvironment;
 pub use taught::TaughtEnvironment;
+pub use walk::Mark;

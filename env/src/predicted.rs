@@ -8,10 +8,10 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
-use crate::environment::{Environment, Observation, StepResult};
+use crate::environment::{Branching, Environment, Observation, StepResult};
 use crate::instance::Instance;
 use crate::reward::plan_reward;
-use crate::walk::Walk;
+use crate::walk::{Mark, Walk};
 
 /// Draws that are tried for an instance on which something can be learned.
 const DRAWS_MAX: usize = 32;
@@ -125,6 +125,19 @@ impl PredictedEnvironment {
     /// The episode under way, or the last one.
     pub(crate) fn walk(&self) -> Option<&Walk> {
         self.episode.as_ref().map(|(walk, _)| walk)
+    }
+}
+
+impl Branching for PredictedEnvironment {
+    type Mark = Mark;
+
+    fn mark(&self) -> Mark {
+        self.walk().expect("reset starts an episode").mark()
+    }
+
+    fn return_to(&mut self, mark: &Mark) {
+        let (walk, _) = self.episode.as_mut().expect("reset starts an episode");
+        walk.return_to(mark);
     }
 }
 

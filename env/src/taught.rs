@@ -7,10 +7,10 @@ use std::sync::Arc;
 use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Action, Choice, Plan};
 
-use crate::environment::{Environment, Observation, StepResult, Taught};
+use crate::environment::{Branching, Environment, Observation, StepResult, Taught};
 use crate::instance::Instance;
 use crate::predicted::{Domain, PredictedEnvironment};
-use crate::walk::Walk;
+use crate::walk::{Mark, Walk};
 
 /// Baselines whose plans the teacher's search starts from: greedy rules that know the present load of the channels.
 const STARTS: [&str; 2] = ["cheapest", "dtr-swap"];
@@ -58,6 +58,18 @@ impl Environment for TaughtEnvironment {
 
     fn step(&mut self, choice: Choice) -> Result<StepResult, Infallible> {
         self.inner.step(choice)
+    }
+}
+
+impl Branching for TaughtEnvironment {
+    type Mark = Mark;
+
+    fn mark(&self) -> Mark {
+        self.inner.mark()
+    }
+
+    fn return_to(&mut self, mark: &Mark) {
+        self.inner.return_to(mark);
     }
 }
 

@@ -1,7 +1,7 @@
 //! An episode under way: a sweep beside the instance that it walks.
 
 use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::{Choice, Plan, Prediction, Sweep};
+use plimsoll_runtime::{Choice, Plan, Prediction, Sweep, sweep};
 
 use crate::environment::Observation;
 use crate::instance::Instance;
@@ -12,6 +12,13 @@ self_cell::self_cell! {
         #[covariant]
         dependent: Sweep,
     }
+}
+
+/// A point of an episode.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    sweep: sweep::Mark,
+    steps_left: usize,
 }
 
 /// One episode: what was chosen so far, and what has to be chosen next.
@@ -48,6 +55,17 @@ impl Walk {
         assert!(self.steps_left > 0, "a step was made after the episode was truncated");
         self.steps_left -= 1;
         self.pair.with_dependent_mut(|_, sweep| sweep.take(choice));
+    }
+
+    /// The present point.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { sweep: self.pair.borrow_dependent().mark(), steps_left: self.steps_left }
+    }
+
+    /// Goes back to an earlier point.
+    pub(crate) fn return_to(&mut self, mark: &Mark) {
+        self.steps_left = mark.steps_left;
+        self.pair.with_dependent_mut(|_, sweep| sweep.return_to(&mark.sweep));
     }
 
     /// Whether the plan is complete.

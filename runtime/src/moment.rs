@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use crate::lineage::{Lineage, WindowId};
 use crate::plan::Action;
-use crate::prefetch::Prefetches;
+use crate::prefetch::{Late, Prefetches};
 use crate::timeline::{NO_WINDOW, PendingOffload, Prediction, Residency, Retained, RetainedEntry};
 use crate::trace::StorageId;
 
@@ -321,8 +321,31 @@ impl Bookmarks {
 pub(crate) struct LastRun {
     pub(crate) bookmarks: Bookmarks,
     budget_bytes: u64,
-    /// Evicted windows, what becomes of them, and before which operators they are prefetched.
-    evicted: Vec<(WindowId, Action, Option<usize>)>,
+    evicted: Vec<Evicted>,
+}
+
+/// What a run was asked about an evicted window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Evicted {
+    window: WindowId,
+    action: Action,
+    /// Before which operator it is prefetched.
+    before: Option<usize>,
+    /// Where the run may have stopped, for that is later than its copy wants.
+    late: Option<Late>,
+}
+
+impl Evicted {
+    fn of(window: WindowId, actions: &[Action], prefetches: &Prefetches) -> Self {
+        let action = actions[window.index()];
+        Evicted { window, action, before: prefetches.before(window), late: prefetches.lateness(window) }
+    }
+
+    /// The first operator index at which a run may do something else on account of it, or may be asked something, other
+    /// than that it begins.
+    fn asked_from(&self) -> usize {
+        self.before.into_iter().chain(self.late.map(|late| late.wanted)).min().unwrap_or(usize::MAX)
+    }
 }
 
 impl LastRun {
@@ -346,8 +369,7 @@ impl LastRun {
         let same_until = self.same_until(lineage, actions, prefetches);
         self.budget_bytes = budget_bytes;
         self.evicted.clear();
-        let now = |&id: &WindowId| (id, actions[id.index()], prefetches.before(id));
-        self.evicted.extend(prefetches.evicted().iter().map(now));
+        self.evicted.extend(prefetches.evicted().iter().map(|&id| Evicted::of(id, actions, prefetches)));
         self.bookmarks.go_back(same_until, moment)
     }
 
@@ -357,18 +379,16 @@ impl LastRun {
         let mut until = usize::MAX;
         let mut old = self.evicted.iter().copied().peekable();
         for &id in prefetches.evicted() {
-            while let Some((gone, ..)) = old.next_if(|&(other, ..)| other < id) {
-                until = until.min(start(gone));
+            while let Some(gone) = old.next_if(|other| other.window < id) {
+                until = until.min(start(gone.window));
             }
-            match old.next_if(|&(other, ..)| other == id) {
-                Some((_, action, before)) if action == actions[id.index()] => {
-                    if before != prefetches.before(id) {
-                        until = until.min(before.into_iter().chain(prefetches.before(id)).min().unwrap_or(0));
-                    }
-                }
+            let now = Evicted::of(id, actions, prefetches);
+            match old.next_if(|other| other.window == id) {
+                Some(was) if was == now => {}
+                Some(was) if was.action == now.action => until = until.min(was.asked_from()).min(now.asked_from()),
                 _ => until = until.min(start(id)),
             }
         }
-        old.map(|(gone, ..)| start(gone)).chain([until]).min().unwrap_or(until)
+        old.map(|gone| start(gone.window)).chain([until]).min().unwrap_or(until)
     }
 }

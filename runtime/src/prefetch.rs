@@ -49,7 +49,7 @@ const UNDECIDED: Decision =
     Decision { before: NONE, wanted: NONE, end: 0, channel_ns: u64::MAX, spare_bytes: 0, missing_bytes: 0 };
 
 /// A prefetch that starts later than its copy wants.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Late {
     pub(crate) window: WindowId,
     /// The operator index before which it would start if there were room.
@@ -132,15 +132,14 @@ impl Prefetches {
 
     /// The prefetches that start later than their copies want, for lack of room.
     pub(crate) fn late(&self) -> impl Iterator<Item = Late> + '_ {
-        self.prefetched.iter().filter_map(|&window| {
-            let decision = self.decisions[window.index()];
-            let missing_bytes = decision.missing_bytes as u64;
-            (decision.before > decision.wanted).then_some(Late {
-                window,
-                wanted: decision.wanted as usize,
-                missing_bytes,
-            })
-        })
+        self.prefetched.iter().filter_map(|&window| self.lateness(window))
+    }
+
+    /// That of `window`, if it is prefetched and starts later than its copy wants.
+    pub(crate) fn lateness(&self, window: WindowId) -> Option<Late> {
+        let Decision { before, wanted, missing_bytes, .. } = self.decisions[window.index()];
+        let is_late = before != NONE && before > wanted;
+        is_late.then_some(Late { window, wanted: wanted as usize, missing_bytes: missing_bytes as u64 })
     }
 
     /// The windows that the plan evicts, in order of their ends.

@@ -31,6 +31,14 @@ pub struct Problem<'a> {
     pub actions: ActionSet,
 }
 
+/// Where a sweep stands: what was decided so far.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    plan: Plan,
+    decisions: usize,
+    patient_until: usize,
+}
+
 /// One walk over an iteration, from the first pressure point to a complete plan.
 pub struct Sweep<'a> {
     problem: Problem<'a>,
@@ -79,11 +87,21 @@ impl<'a> Sweep<'a> {
         sweep
     }
 
-    /// Starts anew, from another plan.
+    /// Starts anew, from another plan, and stops where it stopped before.
     pub fn restart(&mut self, plan: &Plan) {
-        self.plan.clone_from(plan);
-        self.decisions = 0;
-        self.patient_until = usize::MAX;
+        let patient_until = if self.patient_until == usize::MAX { usize::MAX } else { 0 };
+        self.return_to(&Mark { plan: plan.clone(), decisions: 0, patient_until });
+    }
+
+    /// Where it stands.
+    pub fn mark(&self) -> Mark {
+        Mark { plan: self.plan.clone(), decisions: self.decisions, patient_until: self.patient_until }
+    }
+
+    /// Goes back to where it stood.
+    pub fn return_to(&mut self, mark: &Mark) {
+        self.plan.clone_from(&mark.plan);
+        (self.decisions, self.patient_until) = (mark.decisions, mark.patient_until);
         self.advance();
     }
 

@@ -155,6 +155,17 @@ pub(crate) enum OnPressure {
     Exceed,
 }
 
+impl OnPressure {
+    /// Whether a run stops at questions that a run like `other` went past.
+    fn asks_more_than(self, other: OnPressure) -> bool {
+        let patience = |on_pressure| match on_pressure {
+            OnPressure::Stop { patient_until, .. } => Some(patient_until),
+            OnPressure::Exceed => None,
+        };
+        patience(self).zip(patience(other)).is_some_and(|(own, others)| own < others)
+    }
+}
+
 /// Bytes on the device that nothing uses just now and that can be restored again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retained {
@@ -383,6 +394,10 @@ impl<'a> Timeline<'a> {
 
     pub(crate) fn run(&mut self, plan: &Plan, budget_bytes: u64, on_pressure: OnPressure) -> Run {
         self.budget_bytes = budget_bytes;
+        if on_pressure.asks_more_than(self.on_pressure) {
+            // The last run went past questions that this one stops at.
+            self.last_run.bookmarks.clear();
+        }
         self.on_pressure = on_pressure;
         self.base.forget();
         self.decide_prefetches(plan);

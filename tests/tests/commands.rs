@@ -215,7 +215,7 @@ fn every_algorithm_makes_a_policy_and_most_start_from_one() {
     let bench = bench();
     let text = std::fs::read_to_string(bench.path("gpt.toml")).unwrap();
     let small = "\n[evolution]\npairs = 2\ninstances_per_update = 2\n\n[imitation]\ninstances_per_update = 2\n\
-                 teacher_evaluations = 50\n\n[dqn]\ninstances_per_update = 2\nsteps_per_update = 2\n";
+                 teacher_evaluations = 50\n\n[policy_iteration]\ninstances_per_update = 2\n\n[dqn]\ninstances_per_update = 2\nsteps_per_update = 2\n";
     bench.write("small.toml", text + small);
     // The same episodes for all of them.
     std::fs::create_dir_all(bench.path("given")).unwrap();
@@ -223,14 +223,19 @@ fn every_algorithm_makes_a_policy_and_most_start_from_one() {
     let line =
         "train --config small.toml --updates 2 --logdir runs --link 500MB/s --hardware as-recorded --traces given";
     let quality = |name: &str| PolicyFile::load(bench.path(name)).unwrap().provenance.quality;
-    for algorithm in ["imitation", "dqn"] {
+    for algorithm in ["imitation", "policy-iteration", "dqn"] {
         bench.succeed(&format!("{line} --algorithm {algorithm} --out {algorithm}.policy"));
         assert_eq!(quality(&format!("{algorithm}.policy"))["updates"], 2.0);
     }
     bench.succeed(&format!("{line} --algorithm evolution --from imitation.policy --out refined.policy"));
+    bench.succeed(&format!("{line} --algorithm imitation,policy-iteration --out both.policy"));
     // The start is the first best.
-    let [before, after] = ["imitation.policy", "refined.policy"].map(|name| quality(name)["validation_return"]);
-    assert!(after >= before, "{after} after, {before} before");
+    let validated = |name: &str| quality(name)["validation_return"];
+    for after in ["refined.policy", "both.policy"] {
+        let [before, after] = ["imitation.policy", after].map(validated);
+        assert!(after >= before, "{after} after, {before} before");
+    }
+    assert!(bench.path("both.policy.state").exists() && bench.path("both.policy.state-policy-iteration").exists());
     let refused = bench.refuse(&format!("{line} --algorithm dqn --from gpt.policy --out never.policy"));
     assert!(refused.contains("--from gpt.policy") && refused.contains("what choices are worth"), "{refused}");
 
@@ -274,9 +279,14 @@ fn evolution_that_was_interrupted_goes_on_bit_for_bit() {
     goes_on_bit_for_bit("evolution");
 }
 
+#[test]
+fn two_algorithms_that_were_interrupted_go_on_bit_for_bit() {
+    goes_on_bit_for_bit("imitation,policy-iteration");
+}
+
 fn goes_on_bit_for_bit(algorithm: &str) {
     const UPDATES: usize = 12;
-    let bench = new_bench(&format!("interrupted-{algorithm}"));
+    let bench = new_bench(&format!("interrupted-{}", algorithm.replace(',', "-")));
     let line = |out: &str| {
         format!(
             "train --config gpt.toml --out {out} --algorithm {algorithm} --updates {UPDATES} --seed 3 --logdir runs"

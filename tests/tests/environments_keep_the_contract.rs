@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use plimsoll_env::{
-    Environment, Observation, PredictedEnvironment, StepResult, Taught, TaughtEnvironment, TorchEnvironment,
+    Branching, Environment, Observation, PredictedEnvironment, StepResult, Taught, TaughtEnvironment, TorchEnvironment,
 };
 use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::{Action, Choice};
@@ -105,6 +105,42 @@ fn the_predicted_environment() {
             [make(STEPS_MAX), make(STEPS_MAX)].map(|mut environment| play(&mut environment, seed, |_| 0).reward);
         assert_eq!(rewards[0].to_bits(), rewards[1].to_bits(), "the same choices give the same return");
     }
+    for seed in SEEDS {
+        goes_back_to_any_point(&mut make(STEPS_MAX), seed);
+    }
+}
+
+/// Plays the last choice everywhere, waiting among them, then again from every point, after another way to the end.
+fn goes_back_to_any_point<E: Branching>(environment: &mut E, seed: u64) {
+    let last = |observation: &Observation| choices(observation).last().expect("some choice is lawful");
+    let mut observation = reset(environment, seed);
+    let mut points = Vec::new();
+    let reward = loop {
+        points.push((environment.mark(), observation.clone()));
+        let result = step(environment, last(&observation));
+        if result.terminated {
+            break result.reward;
+        }
+        observation = result.observation;
+    };
+    for (mark, seen) in &points {
+        environment.return_to(mark);
+        let mut result = step(environment, choices(seen).next().expect("some choice is lawful"));
+        while !result.terminated {
+            let first = choices(&result.observation).next().expect("some choice is lawful");
+            result = step(environment, first);
+        }
+        environment.return_to(mark);
+        let mut result = step(environment, last(seen));
+        while !result.terminated {
+            result = step(environment, last(&result.observation));
+        }
+        assert_eq!(result.reward.to_bits(), reward.to_bits(), "the same choices from there give the same return");
+    }
+}
+
+fn step<E: Environment>(environment: &mut E, choice: Choice) -> StepResult {
+    environment.step(choice).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use plimsoll_agent::{
-    Dqn, DqnConfig, Evolution, EvolutionConfig, Imitation, ImitationConfig, Learner, LearnsFrom, PpoConfig, Trainer,
-    UpdateReport, greedy_return,
+    Best, Dqn, DqnConfig, Evolution, EvolutionConfig, Imitation, ImitationConfig, Learner, LearnsFrom, PolicyIteration,
+    PolicyIterationConfig, PpoConfig, Trainer, UpdateReport, greedy_return,
 };
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
@@ -28,7 +28,7 @@ use crate::tensorboard::{Hyperparameter, RunLog};
 /// Updates between two validations.
 const VALIDATION_INTERVAL: usize = 5;
 /// Instances that a validation is made of. Their seeds are far from those of the rollouts.
-const VALIDATION_SEEDS: std::ops::Range<u64> = 0x5eed_0000_0000..0x5eed_0000_0018;
+const VALIDATION_SEEDS: std::ops::Range<u64> = 0x5eed_0000_0000..0x5eed_0000_0040;
 /// Of so many given traces, one is for validation.
 const TRACES_PER_VALIDATION: usize = 4;
 /// The machines with links from so much slower to so much faster than a profile's own.
@@ -42,19 +42,21 @@ pub struct Arguments {
     /// Configuration of the model family; its tables [randomisation] and [ppo] say what and how to train
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Where to write the policy; FILE.state and FILE.traces hold the training state and the traces beside it
+    /// Where to write the policy; FILE.traces and FILE.state, for later algorithms FILE.state-NAME, hold the traces and the
+    /// training state beside it
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// How to learn. Imitation is best refined: train with `--from` and another algorithm on what it gives
-    #[arg(long, value_enum, default_value_t = Algorithm::Imitation, value_name = "NAME")]
-    algorithm: Algorithm,
+    /// How to learn. Of several, divided by commas, each starts from the best policy of the one before
+    #[arg(long, value_enum, value_name = "NAMES", value_delimiter = ',',
+        default_values_t = [Algorithm::Imitation, Algorithm::PolicyIteration])]
+    algorithm: Vec<Algorithm>,
     /// Start from the network of this policy, in place of a random one
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     from: Option<PathBuf>,
-    /// Go on from FILE.state where an earlier call was interrupted
+    /// Go on from the training state where an earlier call was interrupted
     #[arg(long)]
     resume: bool,
-    /// Updates to make, in place of the configuration's
+    /// Updates to make, in place of the configuration's, by each algorithm
     #[arg(long, value_name = "N")]
     updates: Option<usize>,
     /// Where TensorBoard finds the training run
@@ -77,7 +79,7 @@ pub struct Arguments {
 }
 
 /// A way to learn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Algorithm {
     /// Proximal policy optimisation
     Ppo,
@@ -85,6 +87,8 @@ enum Algorithm {
     Evolution,
     /// Imitation of plans that a search finds
     Imitation,
+    /// Policy iteration by rollouts
+    PolicyIteration,
     /// Deep Q-learning with the state and the reward of DeepTM, to compare with
     Dqn,
 }
@@ -97,59 +101,124 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut config = FamilyConfig::load(&arguments.config)?;
     let machines = machines(&config, &arguments)?;
-    let state = beside(&arguments.out, "state");
-    let (mut trainer, teacher_evaluations) = pupil(&config, &arguments, &state)?;
+    // What was begun last goes on.
+    let was_begun = |&stage: &usize| arguments.resume && Course::state(&arguments, stage).exists();
+    let first = (0..arguments.algorithm.len()).rev().find(was_begun).unwrap_or(0);
+    let mut course = Course::open(&config, &arguments, first, arguments.resume)?;
     if let Some(path) = &arguments.from {
-        start_from(trainer.as_mut(), path, &config.family.to_string())?;
+        start_from(course.pupil.as_mut(), path, &config.family.to_string())?;
     }
     // Fails before an hour of training does.
-    trainer.save(&state)?;
+    course.pupil.save(&course.state)?;
+    for stage in first + 1..arguments.algorithm.len() {
+        forget(&Course::state(&arguments, stage))?;
+    }
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
     let interrupted = watch_for_interrupt()?;
-    let mut log = RunLog::create(arguments.logdir.join(format!("train-{}-{}", config.family, arguments.flags.seed)))?;
-    describe(&mut log, &config, trainer.as_ref())?;
-    let bar = progress::bar(trainer.updates() as u64, &format!("training {}", config.family));
-    bar.set_position(trainer.updates_done() as u64);
-    bar.reset_eta();
-    let mut class = Class::new(&worlds, teacher_evaluations)?;
-    if arguments.from.is_some() {
-        // Nothing worse than what it began with comes out of training.
-        class.validate(trainer.as_mut())?;
+    course.take(&worlds, &config, arguments.from.is_some(), &interrupted)?;
+    for stage in first + 1..arguments.algorithm.len() {
+        let start = course.best()?.weights.clone();
+        course = Course::open(&config, &arguments, stage, false)?;
+        course.pupil.start_from(&start)?;
+        course.take(&worlds, &config, true, &interrupted)?;
     }
-    let trained = train(trainer.as_mut(), &mut class, &state, &interrupted, &mut log, &bar);
-    bar.finish_and_clear();
-    trained?;
-    if !trainer.is_finished() {
-        bail!("interrupted after {} updates; --resume goes on from {}", trainer.updates_done(), state.display());
-    }
-    let best = trainer.best().context("no update was validated")?;
+    let best = course.best()?;
     let quality = [
         ("validation_return", best.validation_return),
         ("best_after_updates", best.updates_done as f64),
-        ("updates", trainer.updates_done() as f64),
+        ("updates", course.pupil.updates_done() as f64),
     ];
     let provenance = provenance_of(&config, arguments.flags.seed, started, quality);
-    let validation_return = best.validation_return;
-    trainer.policy_file(&family, config.evaluation.actions, provenance)?.save(&arguments.out)?;
+    course.pupil.policy_file(&family, config.evaluation.actions, provenance)?.save(&arguments.out)?;
     println!(
-        "{}: {} updates in {:.0} s, validation return {validation_return:+.3} (0 is the best heuristic)",
+        "{}: {:.0} s, validation return {:+.3} (0 is the best heuristic)",
         arguments.out.display(),
-        trainer.updates_done(),
         started.elapsed().as_secs_f64(),
+        best.validation_return,
     );
-    println!("{}: its course, for TensorBoard", log.path().display());
     Ok(())
+}
+
+/// What one algorithm does.
+struct Course {
+    pupil: Box<Pupil>,
+    /// Runs of the timeline that its teacher's searches take, if it has one.
+    teacher_evaluations: u64,
+    /// Where its state is saved.
+    state: PathBuf,
+    /// Where TensorBoard finds it.
+    log: PathBuf,
+}
+
+impl Course {
+    /// The file of the state of the algorithm `stage`.
+    fn state(arguments: &Arguments, stage: usize) -> PathBuf {
+        beside(&arguments.out, &format!("state{}", Self::suffix(arguments, stage)))
+    }
+
+    /// What tells the files of a later algorithm from those of the first.
+    fn suffix(arguments: &Arguments, stage: usize) -> String {
+        let name = arguments.algorithm[stage].to_possible_value().expect("none is hidden");
+        if stage == 0 { String::new() } else { format!("-{}", name.get_name()) }
+    }
+
+    /// A new learner, or the one that was interrupted.
+    fn open(config: &FamilyConfig, arguments: &Arguments, stage: usize, resume: bool) -> anyhow::Result<Self> {
+        let state = Self::state(arguments, stage);
+        let (pupil, teacher_evaluations) = pupil(config, arguments, arguments.algorithm[stage], resume, &state)?;
+        let (seed, suffix) = (arguments.flags.seed, Self::suffix(arguments, stage));
+        let log = arguments.logdir.join(format!("train-{}-{seed}{suffix}", config.family));
+        Ok(Course { pupil, teacher_evaluations, state, log })
+    }
+
+    /// Makes all updates. Fails if the user interrupts. A learner that `started` from a policy ends with none that is worse.
+    fn take(
+        &mut self,
+        worlds: &Worlds,
+        config: &FamilyConfig,
+        started: bool,
+        interrupted: &AtomicBool,
+    ) -> anyhow::Result<()> {
+        let Course { pupil, teacher_evaluations, state, log } = self;
+        let mut log = RunLog::create(log)?;
+        describe(&mut log, config, pupil.as_ref())?;
+        let bar = progress::bar(pupil.updates() as u64, &format!("training {}", config.family));
+        bar.set_position(pupil.updates_done() as u64);
+        bar.reset_eta();
+        let mut class = Class::new(worlds, *teacher_evaluations)?;
+        if started {
+            class.validate(pupil.as_mut())?;
+        }
+        let trained = train(pupil.as_mut(), &mut class, state, interrupted, &mut log, &bar);
+        bar.finish_and_clear();
+        trained?;
+        if !pupil.is_finished() {
+            bail!("interrupted after {} updates; --resume goes on from {}", pupil.updates_done(), state.display());
+        }
+        println!("{}: the course of {} updates, for TensorBoard", log.path().display(), pupil.updates_done());
+        Ok(())
+    }
+
+    fn best(&self) -> anyhow::Result<&Best> {
+        self.pupil.best().context("no update was validated")
+    }
 }
 
 /// The learner that the flags ask for, a new one or the one that was interrupted, and the evaluations that its teacher
 /// takes, if it has one.
-fn pupil(config: &FamilyConfig, arguments: &Arguments, state: &Path) -> anyhow::Result<(Box<Pupil>, u64)> {
-    let (resume, seed, updates) = (arguments.resume, arguments.flags.seed, arguments.updates);
+fn pupil(
+    config: &FamilyConfig,
+    arguments: &Arguments,
+    algorithm: Algorithm,
+    resume: bool,
+    state: &Path,
+) -> anyhow::Result<(Box<Pupil>, u64)> {
+    let (seed, updates) = (arguments.flags.seed, arguments.updates);
     let in_table = |table: &str| format!("{}: {table}", config.path.display());
     let mut teacher_evaluations = 0;
-    let pupil: Box<Pupil> = match arguments.algorithm {
+    let pupil: Box<Pupil> = match algorithm {
         Algorithm::Ppo => {
             let mut ppo: PpoConfig = config.ppo()?;
             ppo.updates = updates.unwrap_or(ppo.updates);
@@ -177,6 +246,16 @@ fn pupil(config: &FamilyConfig, arguments: &Arguments, state: &Path) -> anyhow::
                 Imitation::new(imitation, seed)?
             })
         }
+        Algorithm::PolicyIteration => {
+            let mut iteration: PolicyIterationConfig = config.policy_iteration()?;
+            iteration.updates = updates.unwrap_or(iteration.updates);
+            iteration.validate().with_context(|| in_table("policy_iteration"))?;
+            Box::new(if resume {
+                PolicyIteration::resume(state, &iteration, seed)?
+            } else {
+                PolicyIteration::new(iteration, seed)?
+            })
+        }
         Algorithm::Dqn => {
             let mut dqn: DqnConfig = config.dqn()?;
             dqn.updates = updates.unwrap_or(dqn.updates);
@@ -194,6 +273,16 @@ pub fn start_from<L: Learner + ?Sized>(learner: &mut L, path: &Path, family: &st
         eprintln!("plimsoll: warning: {} was trained on the family {}, not {family}", path.display(), file.family);
     }
     learner.start_from(&file.weights).with_context(|| format!("--from {}", path.display()))
+}
+
+/// Removes what an earlier call left at `path`, if it did.
+fn forget(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| path.display().to_string())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `policy.state` for `policy`.
