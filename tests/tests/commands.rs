@@ -236,6 +236,8 @@ fn every_algorithm_makes_a_policy_and_most_start_from_one() {
         assert!(after >= before, "{after} after, {before} before");
     }
     assert!(bench.path("both.policy.state").exists() && bench.path("both.policy.state-policy-iteration").exists());
+    let refused = bench.refuse(&format!("{line} --algorithm ppo,imitation,ppo --out never.policy"));
+    assert!(refused.contains("ppo is named twice"), "{refused}");
     let refused = bench.refuse(&format!("{line} --algorithm dqn --from gpt.policy --out never.policy"));
     assert!(refused.contains("--from gpt.policy") && refused.contains("what choices are worth"), "{refused}");
 

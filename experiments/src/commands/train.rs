@@ -93,6 +93,13 @@ enum Algorithm {
     Dqn,
 }
 
+impl Algorithm {
+    /// Its name on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().expect("none is hidden").get_name().to_owned()
+    }
+}
+
 /// A learner for the environments at hand.
 type Pupil = dyn LearnsFrom<TaughtEnvironment>;
 
@@ -101,16 +108,20 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut config = FamilyConfig::load(&arguments.config)?;
     let machines = machines(&config, &arguments)?;
+    let algorithms = &arguments.algorithm;
+    if let Some(twice) = algorithms.iter().enumerate().find(|(index, name)| algorithms[..*index].contains(name)) {
+        bail!("--algorithm: {} is named twice", twice.1.name());
+    }
     // What was begun last goes on.
     let was_begun = |&stage: &usize| arguments.resume && Course::state(&arguments, stage).exists();
-    let first = (0..arguments.algorithm.len()).rev().find(was_begun).unwrap_or(0);
+    let first = (0..algorithms.len()).rev().find(was_begun).unwrap_or(0);
     let mut course = Course::open(&config, &arguments, first, arguments.resume)?;
     if let Some(path) = &arguments.from {
         start_from(course.pupil.as_mut(), path, &config.family.to_string())?;
     }
     // Fails before an hour of training does.
     course.pupil.save(&course.state)?;
-    for stage in first + 1..arguments.algorithm.len() {
+    for stage in first + 1..algorithms.len() {
         forget(&Course::state(&arguments, stage))?;
     }
     let material = Material::gather(&mut config, &arguments)?;
@@ -118,7 +129,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let family = material.family()?;
     let interrupted = watch_for_interrupt()?;
     course.take(&worlds, &config, arguments.from.is_some(), &interrupted)?;
-    for stage in first + 1..arguments.algorithm.len() {
+    for stage in first + 1..algorithms.len() {
         let start = course.best()?.weights.clone();
         course = Course::open(&config, &arguments, stage, false)?;
         course.pupil.start_from(&start)?;
@@ -160,8 +171,7 @@ impl Course {
 
     /// What tells the files of a later algorithm from those of the first.
     fn suffix(arguments: &Arguments, stage: usize) -> String {
-        let name = arguments.algorithm[stage].to_possible_value().expect("none is hidden");
-        if stage == 0 { String::new() } else { format!("-{}", name.get_name()) }
+        if stage == 0 { String::new() } else { format!("-{}", arguments.algorithm[stage].name()) }
     }
 
     /// A new learner, or the one that was interrupted.
