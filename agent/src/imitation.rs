@@ -9,29 +9,24 @@
 //! Deviations: lessons are not kept beyond their update, for instances are drawn anew in each; the teacher does not search
 //! again from where the student went, and a pressure point at which its plan evicts nothing teaches nothing.
 
-use std::path::Path;
 use std::time::Instant;
 
-use burn::optim::{AdamConfig, ModuleOptimizer};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor};
 use plimsoll_env::environment::{Observation, Taught};
-use plimsoll_runtime::network::{LOGITS, NetworkWeights, Normaliser, WeightsError};
+use plimsoll_runtime::network::{LOGITS, Normaliser};
 use rand::RngExt;
-use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, annealed, require_counts, require_positive, require_shares, require_width};
-use crate::export::network_weights;
-use crate::gradients::{Diverged, clip_norm, of_shards};
-use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::config::{ConfigError, require_counts, require_positive, require_shares, require_width};
+use crate::learner::{Learner, LearnsFrom, TrainError, UpdateReport};
+use crate::lessons::{Episodes, Method, Passes, Student};
 use crate::model::Actor;
 use crate::rollout::{Sampler, choice, each_instance};
 use crate::seeds::{Stream, generator, reset_seed};
-use crate::spread::FeatureSpread;
-use crate::training_state::{self, Header, Kind, SavedStateError};
+use crate::training_state::{Header, Kind};
 
 /// The hyperparameters of imitation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -76,6 +71,31 @@ impl Default for ImitationConfig {
     }
 }
 
+impl Method for ImitationConfig {
+    type Lesson = Lesson;
+
+    const KIND: Kind = Kind::Imitation;
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        ImitationConfig::validate(self)
+    }
+
+    fn passes(&self) -> Passes {
+        let &Self {
+            updates, hidden, normaliser_updates, learning_rate, epochs, minibatches, gradient_norm_max, ..
+        } = self;
+        Passes { updates, hidden, normaliser_updates, learning_rate, epochs, minibatches, gradient_norm_max }
+    }
+
+    fn observation(lesson: &Lesson) -> &Observation {
+        &lesson.observation
+    }
+
+    fn loss(actor: &Actor, lessons: &[&Lesson], normaliser: &Normaliser, device: &Device) -> Tensor<1> {
+        cross_entropy(actor, lessons, normaliser, device)
+    }
+}
+
 impl ImitationConfig {
     /// Checks the range of every hyperparameter.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -90,10 +110,6 @@ impl ImitationConfig {
         require_shares(&[("guided_share", self.guided_share)])
     }
 
-    fn learning_rate_at(&self, update: usize) -> f64 {
-        annealed(self.learning_rate, update, self.updates)
-    }
-
     /// How likely the teacher decides at a pressure point of an update, counted from 0.
     fn guidance_at(&self, update: usize) -> f64 {
         let guided = self.guided_share * self.updates as f64;
@@ -102,15 +118,10 @@ impl ImitationConfig {
 }
 
 /// Learns one policy by imitation.
-pub struct Imitation {
-    header: Header<ImitationConfig>,
-    device: Device,
-    actor: Actor,
-    optimizer: ModuleOptimizer,
-}
+pub type Imitation = Student<ImitationConfig>;
 
 /// A pressure point at which the teacher knows something.
-struct Lesson {
+pub struct Lesson {
     observation: Observation,
     /// Indices among the logits of the observation: the right choices, at least one and not all.
     right: Vec<usize>,
@@ -124,49 +135,6 @@ struct Studied {
     taught: usize,
     known: usize,
     total_reward: f64,
-}
-
-impl Imitation {
-    /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
-    pub fn new(config: ImitationConfig, seed: u64) -> Result<Self, ConfigError> {
-        config.validate()?;
-        let device = Device::flex().autodiff();
-        let actor = Actor::new(config.hidden, &mut generator(seed, Stream::Weights, 0, 0), &device);
-        let optimizer = AdamConfig::new().init();
-        Ok(Imitation { header: Header::new(config, seed), device, actor, optimizer })
-    }
-
-    /// Continues a saved training run, which must have been begun with the same hyperparameters and seed.
-    pub fn resume(path: impl AsRef<Path>, config: &ImitationConfig, seed: u64) -> Result<Self, SavedStateError> {
-        let path = path.as_ref();
-        let fresh = Imitation::new(config.clone(), seed).map_err(|error| SavedStateError::unusable(path, error))?;
-        let (header, actor, optimizer) =
-            training_state::read(path, Kind::Imitation, (config, seed), fresh.actor, fresh.optimizer)?;
-        Ok(Imitation { header, device: fresh.device, actor, optimizer })
-    }
-
-    /// Makes every pass over the lessons. Returns the mean loss, and the mean norm of the gradient.
-    fn improve(&mut self, lessons: &[Lesson], normaliser: &Normaliser) -> Result<[f64; 2], Diverged> {
-        let Header { config, seed, updates_done, .. } = &self.header;
-        let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
-        let mut order: Vec<&Lesson> = lessons.iter().collect();
-        let size = order.len().div_ceil(config.minibatches).max(1);
-        let (mut means, mut steps) = ([0.0; 2], 0.0);
-        for epoch in 0..config.epochs {
-            order.shuffle(&mut generator(*seed, Stream::Order, *updates_done, epoch));
-            for minibatch in order.chunks(size) {
-                let loss =
-                    |actor: &Actor, shard: &[&Lesson]| (cross_entropy(actor, shard, normaliser, &self.device), ());
-                let (mut gradients, loss, _) = of_shards(&actor, &self.device, minibatch, loss)?;
-                let norm = clip_norm(&mut gradients, &actor, config.gradient_norm_max);
-                actor = optimizer.step(config.learning_rate_at(*updates_done), actor, gradients);
-                means = [means[0] + loss, means[1] + norm];
-                steps += 1.0;
-            }
-        }
-        (self.actor, self.optimizer) = (actor, optimizer);
-        Ok(means.map(|sum| sum / f64::max(steps, 1.0)))
-    }
 }
 
 /// The mean over lessons of −ln of the probability that some right choice is made, `[1]`.
@@ -230,7 +198,6 @@ where
         let weights = self.weights()?;
         let Header { config, seed, updates_done: update, .. } = &self.header;
         let (update, seed, guidance) = (*update, *seed, config.guidance_at(*update));
-        let learning_rate = config.learning_rate_at(update);
         let studied = each_instance(
             environments,
             config.instances_per_update,
@@ -241,76 +208,20 @@ where
             },
         )
         .map_err(TrainError::Environment)?;
-        let (mut lessons, mut returns) = (Vec::new(), Vec::new());
-        let [mut transitions, mut taught, mut known] = [0; 3];
+        let (mut lessons, mut episodes) = (Vec::new(), Episodes::default());
+        let [mut taught, mut known] = [0; 2];
         for of_instance in studied {
-            transitions += of_instance.transitions;
+            episodes.add(of_instance.transitions, of_instance.total_reward);
             taught += of_instance.taught;
             known += of_instance.known;
-            returns.push(of_instance.total_reward);
             lessons.extend(of_instance.lessons);
         }
-        if update < self.header.config.normaliser_updates {
-            lessons.iter().for_each(|lesson| self.header.spread.absorb(&lesson.observation.features));
-        }
-        let normaliser = self.header.spread.normaliser();
-        let [loss, gradient_norm] =
-            self.improve(&lessons, &normaliser).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
-        self.header.updates_done += 1;
-        self.header.transitions_done += transitions as u64;
-        Ok(UpdateReport {
-            updates_done: self.header.updates_done,
-            episodes: returns.len(),
-            transitions,
-            transitions_done: self.header.transitions_done,
-            return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
-            return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            seconds: started.elapsed().as_secs_f64(),
-            details: vec![
-                ("cross_entropy", loss),
-                ("agreement", known as f64 / taught.max(1) as f64),
-                ("taught_share", taught as f64 / transitions as f64),
-                ("guidance", guidance),
-                ("gradient_norm", gradient_norm),
-                ("learning_rate", learning_rate),
-            ],
-        })
-    }
-}
-
-impl Learner for Imitation {
-    fn hyperparameters(&self) -> serde_json::Value {
-        serde_json::to_value(&self.header.config).expect("a flat table of numbers")
-    }
-
-    fn updates(&self) -> usize {
-        self.header.config.updates
-    }
-
-    fn updates_done(&self) -> usize {
-        self.header.updates_done
-    }
-
-    fn weights(&self) -> Result<NetworkWeights, WeightsError> {
-        network_weights(&self.actor, self.header.spread.normaliser())
-    }
-
-    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
-        self.actor = Actor::of(weights, self.header.config.hidden, &self.device)?;
-        self.header.spread = FeatureSpread::given(weights.normaliser().clone());
-        Ok(())
-    }
-
-    fn best(&self) -> Option<&Best> {
-        self.header.best.as_ref()
-    }
-
-    fn set_best(&mut self, best: Best) {
-        self.header.best = Some(best);
-    }
-
-    fn save(&self, path: &Path) -> Result<(), SavedStateError> {
-        training_state::write(path, Kind::Imitation, &self.header, &self.actor, &self.optimizer)
+        let details = vec![
+            ("agreement", known as f64 / taught.max(1) as f64),
+            ("taught_share", taught as f64 / episodes.transitions as f64),
+            ("guidance", guidance),
+        ];
+        self.learn::<E>(started, &lessons, &episodes, details)
     }
 }
 

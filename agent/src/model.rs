@@ -54,7 +54,7 @@ impl Dense {
 
 /// The policy network.
 #[derive(Module, Debug)]
-pub(crate) struct Actor {
+pub struct Actor {
     pub(crate) hidden: [Dense; 2],
     pub(crate) output: Dense,
 }

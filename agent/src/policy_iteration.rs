@@ -10,29 +10,25 @@
 //! Deviations: the temperature is a hyperparameter; the new policy is kept near the old one by few passes with a small
 //! step, not by a bound on their divergence; what is normalised over are the choices tried, not all.
 
-use std::path::Path;
 use std::time::Instant;
 
-use burn::optim::{AdamConfig, ModuleOptimizer};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor, TensorData};
 use plimsoll_env::environment::{Branching, Observation};
-use plimsoll_runtime::network::{NetworkWeights, Normaliser, WeightsError};
+use plimsoll_runtime::network::Normaliser;
 use rand::RngExt;
-use rand::seq::{IndexedRandom, SliceRandom};
+use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, annealed, require_counts, require_positive, require_width};
-use crate::export::network_weights;
-use crate::gradients::{Diverged, clip_norm, of_shards};
-use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::config::{ConfigError, require_counts, require_positive, require_width};
+use crate::learner::{Learner, LearnsFrom, TrainError, UpdateReport};
+use crate::lessons::{Episodes, Method, Passes, Student};
 use crate::model::Actor;
-use crate::rollout::{Sampler, choice, each_instance};
+use crate::rollout::{Sampler, choice, each_instance, play_on_greedily};
 use crate::seeds::{Stream, generator, reset_seed};
-use crate::spread::FeatureSpread;
-use crate::training_state::{self, Header, Kind, SavedStateError};
+use crate::training_state::{Header, Kind};
 
 /// The hyperparameters of policy iteration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -104,16 +100,36 @@ impl PolicyIterationConfig {
     }
 }
 
-/// Learns one policy by policy iteration.
-pub struct PolicyIteration {
-    header: Header<PolicyIterationConfig>,
-    device: Device,
-    actor: Actor,
-    optimizer: ModuleOptimizer,
+impl Method for PolicyIterationConfig {
+    type Lesson = Branched;
+
+    const KIND: Kind = Kind::PolicyIteration;
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        PolicyIterationConfig::validate(self)
+    }
+
+    fn passes(&self) -> Passes {
+        let &Self {
+            updates, hidden, normaliser_updates, learning_rate, epochs, minibatches, gradient_norm_max, ..
+        } = self;
+        Passes { updates, hidden, normaliser_updates, learning_rate, epochs, minibatches, gradient_norm_max }
+    }
+
+    fn observation(lesson: &Branched) -> &Observation {
+        &lesson.observation
+    }
+
+    fn loss(actor: &Actor, lessons: &[&Branched], normaliser: &Normaliser, device: &Device) -> Tensor<1> {
+        cross_entropy(actor, lessons, normaliser, device)
+    }
 }
 
+/// Learns one policy by policy iteration.
+pub type PolicyIteration = Student<PolicyIterationConfig>;
+
 /// A pressure point at which several choices were tried.
-struct Branched {
+pub struct Branched {
     observation: Observation,
     /// Indices among the logits of the observation, each once.
     tried: Vec<usize>,
@@ -128,51 +144,6 @@ struct Played {
     branched: Vec<Branched>,
     transitions: usize,
     total_reward: f64,
-}
-
-impl PolicyIteration {
-    /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
-    pub fn new(config: PolicyIterationConfig, seed: u64) -> Result<Self, ConfigError> {
-        config.validate()?;
-        let device = Device::flex().autodiff();
-        let actor = Actor::new(config.hidden, &mut generator(seed, Stream::Weights, 0, 0), &device);
-        let optimizer = AdamConfig::new().init();
-        Ok(PolicyIteration { header: Header::new(config, seed), device, actor, optimizer })
-    }
-
-    /// Continues a saved training run, which must have been begun with the same hyperparameters and seed.
-    pub fn resume(path: impl AsRef<Path>, config: &PolicyIterationConfig, seed: u64) -> Result<Self, SavedStateError> {
-        let path = path.as_ref();
-        let fresh =
-            PolicyIteration::new(config.clone(), seed).map_err(|error| SavedStateError::unusable(path, error))?;
-        let (header, actor, optimizer) =
-            training_state::read(path, Kind::PolicyIteration, (config, seed), fresh.actor, fresh.optimizer)?;
-        Ok(PolicyIteration { header, device: fresh.device, actor, optimizer })
-    }
-
-    /// Makes every pass over the branch points. Returns the mean loss, and the mean norm of the gradient.
-    fn improve(&mut self, branched: &[Branched], normaliser: &Normaliser) -> Result<[f64; 2], Diverged> {
-        let Header { config, seed, updates_done, .. } = &self.header;
-        let learning_rate = annealed(config.learning_rate, *updates_done, config.updates);
-        let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
-        let mut order: Vec<&Branched> = branched.iter().collect();
-        let size = order.len().div_ceil(config.minibatches).max(1);
-        let (mut means, mut steps) = ([0.0; 2], 0.0);
-        for epoch in 0..config.epochs {
-            order.shuffle(&mut generator(*seed, Stream::Order, *updates_done, epoch));
-            for minibatch in order.chunks(size) {
-                let loss =
-                    |actor: &Actor, shard: &[&Branched]| (cross_entropy(actor, shard, normaliser, &self.device), ());
-                let (mut gradients, loss, _) = of_shards(&actor, &self.device, minibatch, loss)?;
-                let norm = clip_norm(&mut gradients, &actor, config.gradient_norm_max);
-                actor = optimizer.step(learning_rate, actor, gradients);
-                means = [means[0] + loss, means[1] + norm];
-                steps += 1.0;
-            }
-        }
-        (self.actor, self.optimizer) = (actor, optimizer);
-        Ok(means.map(|sum| sum / f64::max(steps, 1.0)))
-    }
 }
 
 /// The mean over branch points of −Σ target(a) · ln π(a), π normalised over the choices tried, `[1]`.
@@ -266,11 +237,8 @@ fn ending<E: Branching>(
     sampler: &mut Sampler,
 ) -> Result<f64, E::Error> {
     environment.return_to(mark);
-    let mut result = environment.step(choice(chosen))?;
-    while !(result.terminated || result.truncated) {
-        result = environment.step(choice(sampler.best(&result.observation)))?;
-    }
-    Ok(f64::from(result.reward))
+    let result = environment.step(choice(chosen))?;
+    play_on_greedily(environment, result, sampler, |_| {})
 }
 
 impl<E> LearnsFrom<E> for PolicyIteration
@@ -283,7 +251,6 @@ where
         let weights = self.weights()?;
         let Header { config, seed, updates_done: update, .. } = &self.header;
         let (update, seed) = (*update, *seed);
-        let learning_rate = annealed(config.learning_rate, update, config.updates);
         let played = each_instance(
             environments,
             config.instances_per_update,
@@ -294,72 +261,13 @@ where
             },
         )
         .map_err(TrainError::Environment)?;
-        let (mut branched, mut returns, mut transitions) = (Vec::new(), Vec::new(), 0);
+        let (mut branched, mut episodes) = (Vec::new(), Episodes::default());
         for of_instance in played {
-            transitions += of_instance.transitions;
-            returns.push(of_instance.total_reward);
+            episodes.add(of_instance.transitions, of_instance.total_reward);
             branched.extend(of_instance.branched);
         }
-        if update < config.normaliser_updates {
-            branched.iter().for_each(|point| self.header.spread.absorb(&point.observation.features));
-        }
-        let normaliser = self.header.spread.normaliser();
-        let [loss, gradient_norm] =
-            self.improve(&branched, &normaliser).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
-        self.header.updates_done += 1;
-        self.header.transitions_done += transitions as u64;
         let gain = branched.iter().map(|point| point.gain).sum::<f64>() / branched.len().max(1) as f64;
-        Ok(UpdateReport {
-            updates_done: self.header.updates_done,
-            episodes: returns.len(),
-            transitions,
-            transitions_done: self.header.transitions_done,
-            return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
-            return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            seconds: started.elapsed().as_secs_f64(),
-            details: vec![
-                ("cross_entropy", loss),
-                ("gain_of_best_choice", gain),
-                ("gradient_norm", gradient_norm),
-                ("learning_rate", learning_rate),
-            ],
-        })
-    }
-}
-
-impl Learner for PolicyIteration {
-    fn hyperparameters(&self) -> serde_json::Value {
-        serde_json::to_value(&self.header.config).expect("a flat table of numbers")
-    }
-
-    fn updates(&self) -> usize {
-        self.header.config.updates
-    }
-
-    fn updates_done(&self) -> usize {
-        self.header.updates_done
-    }
-
-    fn weights(&self) -> Result<NetworkWeights, WeightsError> {
-        network_weights(&self.actor, self.header.spread.normaliser())
-    }
-
-    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
-        self.actor = Actor::of(weights, self.header.config.hidden, &self.device)?;
-        self.header.spread = FeatureSpread::given(weights.normaliser().clone());
-        Ok(())
-    }
-
-    fn best(&self) -> Option<&Best> {
-        self.header.best.as_ref()
-    }
-
-    fn set_best(&mut self, best: Best) {
-        self.header.best = Some(best);
-    }
-
-    fn save(&self, path: &Path) -> Result<(), SavedStateError> {
-        training_state::write(path, Kind::PolicyIteration, &self.header, &self.actor, &self.optimizer)
+        self.learn::<E>(started, &branched, &episodes, vec![("gain_of_best_choice", gain)])
     }
 }
 

@@ -166,18 +166,27 @@ pub(crate) fn play_greedily<E: Environment>(
     environment: &mut E,
     reset: u64,
     sampler: &mut Sampler,
+    see: impl FnMut(&Observation),
+) -> Result<f64, E::Error> {
+    let observation = environment.reset(reset)?;
+    let begun = StepResult { observation, reward: 0.0, terminated: false, truncated: false };
+    play_on_greedily(environment, begun, sampler, see)
+}
+
+/// What an episode earns by `result`, its last step, and by the greedy policy from there. `see` is shown every observation.
+pub(crate) fn play_on_greedily<E: Environment>(
+    environment: &mut E,
+    mut result: StepResult,
+    sampler: &mut Sampler,
     mut see: impl FnMut(&Observation),
 ) -> Result<f64, E::Error> {
-    let (mut observation, mut total) = (environment.reset(reset)?, 0.0);
-    loop {
-        see(&observation);
-        let result = environment.step(choice(sampler.best(&observation)))?;
+    let mut total = f64::from(result.reward);
+    while !(result.terminated || result.truncated) {
+        see(&result.observation);
+        result = environment.step(choice(sampler.best(&result.observation)))?;
         total += f64::from(result.reward);
-        if result.terminated || result.truncated {
-            return Ok(total);
-        }
-        observation = result.observation;
     }
+    Ok(total)
 }
 
 /// What a logit stands for.

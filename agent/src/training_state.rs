@@ -55,7 +55,7 @@ impl SavedStateError {
 
 /// Which way of learning a training state belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Proximal policy optimisation.
     Ppo,
     /// Evolution strategies.

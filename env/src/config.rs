@@ -1,7 +1,8 @@
 //! The configuration of a model family: its workloads, what an agent trains on, and what it is judged by.
 //!
 //! One TOML file per family, in `configs/`. Every mistake in it is one line that names file, line and key.
-//! The tables `[ppo]`, `[evolution]`, `[imitation]`, `[policy_iteration]` and `[dqn]` belong to the agent and are only carried here.
+//! The tables `[ppo]`, `[evolution]`, `[imitation]`, `[policy_iteration]` and `[dqn]` belong to the agent and are only
+//! carried here.
 
 mod error;
 mod keys;

@@ -89,8 +89,12 @@ impl<'a> Sweep<'a> {
 
     /// Starts anew, from another plan, and stops where it stopped before.
     pub fn restart(&mut self, plan: &Plan) {
-        let patient_until = if self.patient_until == usize::MAX { usize::MAX } else { 0 };
-        self.return_to(&Mark { plan: plan.clone(), decisions: 0, patient_until });
+        self.plan.clone_from(plan);
+        self.decisions = 0;
+        if self.patient_until != usize::MAX {
+            self.patient_until = 0;
+        }
+        self.advance();
     }
 
     /// Where it stands.

@@ -215,7 +215,8 @@ fn every_algorithm_makes_a_policy_and_most_start_from_one() {
     let bench = bench();
     let text = std::fs::read_to_string(bench.path("gpt.toml")).unwrap();
     let small = "\n[evolution]\npairs = 2\ninstances_per_update = 2\n\n[imitation]\ninstances_per_update = 2\n\
-                 teacher_evaluations = 50\n\n[policy_iteration]\ninstances_per_update = 2\n\n[dqn]\ninstances_per_update = 2\nsteps_per_update = 2\n";
+                 teacher_evaluations = 50\n\n[policy_iteration]\ninstances_per_update = 2\n\n[dqn]\ninstances_per_update = 2\n\
+                 steps_per_update = 2\n";
     bench.write("small.toml", text + small);
     // The same episodes for all of them.
     std::fs::create_dir_all(bench.path("given")).unwrap();

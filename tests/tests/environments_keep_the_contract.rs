@@ -35,7 +35,7 @@ fn play<E: Environment>(environment: &mut E, seed: u64, pick: impl Fn(usize) -> 
     loop {
         assert_well_formed(&observation);
         let lawful: Vec<Choice> = choices(&observation).collect();
-        let result = environment.step(lawful[pick(lawful.len())]).unwrap_or_else(|error| panic!("{error}"));
+        let result = step(environment, lawful[pick(lawful.len())]);
         if result.terminated || result.truncated {
             return result;
         }
@@ -112,6 +112,7 @@ fn the_predicted_environment() {
 
 /// Plays the last choice everywhere, waiting among them, then again from every point, after another way to the end.
 fn goes_back_to_any_point<E: Branching>(environment: &mut E, seed: u64) {
+    let first = |observation: &Observation| choices(observation).next().expect("some choice is lawful");
     let last = |observation: &Observation| choices(observation).last().expect("some choice is lawful");
     let mut observation = reset(environment, seed);
     let mut points = Vec::new();
@@ -124,19 +125,25 @@ fn goes_back_to_any_point<E: Branching>(environment: &mut E, seed: u64) {
         observation = result.observation;
     };
     for (mark, seen) in &points {
-        environment.return_to(mark);
-        let mut result = step(environment, choices(seen).next().expect("some choice is lawful"));
-        while !result.terminated {
-            let first = choices(&result.observation).next().expect("some choice is lawful");
-            result = step(environment, first);
-        }
-        environment.return_to(mark);
-        let mut result = step(environment, last(seen));
-        while !result.terminated {
-            result = step(environment, last(&result.observation));
-        }
+        play_on(environment, mark, seen, first);
+        let result = play_on(environment, mark, seen, last);
         assert_eq!(result.reward.to_bits(), reward.to_bits(), "the same choices from there give the same return");
     }
+}
+
+/// Plays from a point, at which the observation was `seen`, to the end.
+fn play_on<E: Branching>(
+    environment: &mut E,
+    mark: &E::Mark,
+    seen: &Observation,
+    pick: impl Fn(&Observation) -> Choice,
+) -> StepResult {
+    environment.return_to(mark);
+    let mut result = step(environment, pick(seen));
+    while !result.terminated {
+        result = step(environment, pick(&result.observation));
+    }
+    result
 }
 
 fn step<E: Environment>(environment: &mut E, choice: Choice) -> StepResult {

@@ -1,0 +1,199 @@
+//! An actor that learns from lessons: what imitation and policy iteration have in common.
+//!
+//! They differ in what a lesson is, where lessons come from, and what the loss over them is: a [`Method`]. Its configuration
+//! is the method.
+
+use std::path::Path;
+use std::time::Instant;
+
+use burn::optim::{AdamConfig, ModuleOptimizer};
+use burn::tensor::{Device, Tensor};
+use plimsoll_env::environment::{Environment, Observation};
+use plimsoll_runtime::network::{NetworkWeights, Normaliser, WeightsError};
+use rand::seq::SliceRandom;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::{ConfigError, annealed};
+use crate::export::network_weights;
+use crate::gradients::{Diverged, clip_norm, of_shards};
+use crate::learner::{Best, Learner, StartError, TrainError, UpdateReport};
+use crate::model::Actor;
+use crate::seeds::{Stream, generator};
+use crate::spread::FeatureSpread;
+use crate::training_state::{self, Header, Kind, SavedStateError};
+
+/// The hyperparameters that all methods have.
+pub struct Passes {
+    pub(crate) updates: usize,
+    pub(crate) hidden: usize,
+    pub(crate) normaliser_updates: usize,
+    pub(crate) learning_rate: f64,
+    pub(crate) epochs: usize,
+    pub(crate) minibatches: usize,
+    pub(crate) gradient_norm_max: f64,
+}
+
+impl Passes {
+    /// Adam's step size at an update, counted from 0.
+    fn learning_rate_at(&self, update: usize) -> f64 {
+        annealed(self.learning_rate, update, self.updates)
+    }
+}
+
+/// What an actor is taught, by its hyperparameters.
+pub trait Method: Clone + PartialEq + Serialize + DeserializeOwned + Sync {
+    /// What is learned from.
+    type Lesson: Sync;
+
+    /// Which training states are of this method.
+    const KIND: Kind;
+
+    /// Checks the range of every hyperparameter.
+    fn validate(&self) -> Result<(), ConfigError>;
+
+    /// Those that all methods have.
+    fn passes(&self) -> Passes;
+
+    /// The observation that a lesson is about.
+    fn observation(lesson: &Self::Lesson) -> &Observation;
+
+    /// The mean loss over lessons, `[1]`.
+    fn loss(actor: &Actor, lessons: &[&Self::Lesson], normaliser: &Normaliser, device: &Device) -> Tensor<1>;
+}
+
+/// Learns one policy from lessons.
+pub struct Student<M> {
+    pub(crate) header: Header<M>,
+    device: Device,
+    actor: Actor,
+    optimizer: ModuleOptimizer,
+}
+
+/// The episodes of an update.
+#[derive(Default)]
+pub(crate) struct Episodes {
+    returns: Vec<f64>,
+    pub(crate) transitions: usize,
+}
+
+impl Episodes {
+    pub(crate) fn add(&mut self, transitions: usize, total_reward: f64) {
+        self.transitions += transitions;
+        self.returns.push(total_reward);
+    }
+}
+
+impl<M: Method> Student<M> {
+    /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
+    pub fn new(config: M, seed: u64) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let device = Device::flex().autodiff();
+        let actor = Actor::new(config.passes().hidden, &mut generator(seed, Stream::Weights, 0, 0), &device);
+        let optimizer = AdamConfig::new().init();
+        Ok(Student { header: Header::new(config, seed), device, actor, optimizer })
+    }
+
+    /// Continues a saved training run, which must have been begun with the same hyperparameters and seed.
+    pub fn resume(path: impl AsRef<Path>, config: &M, seed: u64) -> Result<Self, SavedStateError> {
+        let path = path.as_ref();
+        let fresh = Self::new(config.clone(), seed).map_err(|error| SavedStateError::unusable(path, error))?;
+        let (header, actor, optimizer) =
+            training_state::read(path, M::KIND, (config, seed), fresh.actor, fresh.optimizer)?;
+        Ok(Student { header, device: fresh.device, actor, optimizer })
+    }
+
+    /// Ends an update that `started` then: learns from the lessons of its episodes.
+    pub(crate) fn learn<E: Environment>(
+        &mut self,
+        started: Instant,
+        lessons: &[M::Lesson],
+        episodes: &Episodes,
+        details: Vec<(&'static str, f64)>,
+    ) -> Result<UpdateReport, TrainError<E::Error>> {
+        let (passes, update) = (self.header.config.passes(), self.header.updates_done);
+        if update < passes.normaliser_updates {
+            lessons.iter().for_each(|lesson| self.header.spread.absorb(&M::observation(lesson).features));
+        }
+        let normaliser = self.header.spread.normaliser();
+        let [loss, gradient_norm] =
+            self.improve(lessons, &normaliser).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
+        let Episodes { returns, transitions } = episodes;
+        self.header.updates_done += 1;
+        self.header.transitions_done += *transitions as u64;
+        let learned = [
+            ("cross_entropy", loss),
+            ("gradient_norm", gradient_norm),
+            ("learning_rate", passes.learning_rate_at(update)),
+        ];
+        Ok(UpdateReport {
+            updates_done: self.header.updates_done,
+            episodes: returns.len(),
+            transitions: *transitions,
+            transitions_done: self.header.transitions_done,
+            return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
+            return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            seconds: started.elapsed().as_secs_f64(),
+            details: learned.into_iter().chain(details).collect(),
+        })
+    }
+
+    /// Makes every pass over the lessons. Returns the mean loss, and the mean norm of the gradient.
+    fn improve(&mut self, lessons: &[M::Lesson], normaliser: &Normaliser) -> Result<[f64; 2], Diverged> {
+        let Header { config, seed, updates_done, .. } = &self.header;
+        let passes = config.passes();
+        let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
+        let mut order: Vec<&M::Lesson> = lessons.iter().collect();
+        let size = order.len().div_ceil(passes.minibatches).max(1);
+        let (mut means, mut steps) = ([0.0; 2], 0.0);
+        for epoch in 0..passes.epochs {
+            order.shuffle(&mut generator(*seed, Stream::Order, *updates_done, epoch));
+            for minibatch in order.chunks(size) {
+                let loss = |actor: &Actor, shard: &[&M::Lesson]| (M::loss(actor, shard, normaliser, &self.device), ());
+                let (mut gradients, loss, _) = of_shards(&actor, &self.device, minibatch, loss)?;
+                let norm = clip_norm(&mut gradients, &actor, passes.gradient_norm_max);
+                actor = optimizer.step(passes.learning_rate_at(*updates_done), actor, gradients);
+                means = [means[0] + loss, means[1] + norm];
+                steps += 1.0;
+            }
+        }
+        (self.actor, self.optimizer) = (actor, optimizer);
+        Ok(means.map(|sum| sum / f64::max(steps, 1.0)))
+    }
+}
+
+impl<M: Method> Learner for Student<M> {
+    fn hyperparameters(&self) -> serde_json::Value {
+        serde_json::to_value(&self.header.config).expect("a flat table of numbers")
+    }
+
+    fn updates(&self) -> usize {
+        self.header.config.passes().updates
+    }
+
+    fn updates_done(&self) -> usize {
+        self.header.updates_done
+    }
+
+    fn weights(&self) -> Result<NetworkWeights, WeightsError> {
+        network_weights(&self.actor, self.header.spread.normaliser())
+    }
+
+    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
+        self.actor = Actor::of(weights, self.header.config.passes().hidden, &self.device)?;
+        self.header.spread = FeatureSpread::given(weights.normaliser().clone());
+        Ok(())
+    }
+
+    fn best(&self) -> Option<&Best> {
+        self.header.best.as_ref()
+    }
+
+    fn set_best(&mut self, best: Best) {
+        self.header.best = Some(best);
+    }
+
+    fn save(&self, path: &Path) -> Result<(), SavedStateError> {
+        training_state::write(path, M::KIND, &self.header, &self.actor, &self.optimizer)
+    }
+}
