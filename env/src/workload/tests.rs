@@ -24,7 +24,7 @@ resnet18 = { family = "resnet", arch = "resnet18", classes = 4, image_size = 32,
 vgg = { family = "vgg", arch = "small", depth = 7, width = 8, classes = 4, image_size = 16, batch = 16, learning_rate = 0.05, momentum = 0.9 }
 densenet = { family = "densenet", arch = "small", depth = 10, width = 8, classes = 4, image_size = 16, batch = 16, learning_rate = 0.05, momentum = 0.9 }
 mobilenet = { family = "mobilenet", arch = "mobilenet-v2", classes = 2, image_size = 48, batch = 8, learning_rate = 0.02, momentum = 0.5 }
-squeezenet = { family = "inception", arch = "squeezenet-1.1", classes = 2, image_size = 48, batch = 16, learning_rate = 0.005, momentum = 0.9 }
+squeezenet = { family = "inception", arch = "squeezenet-1.1", classes = 2, image_size = 48, batch = 16, learning_rate = 0.001, momentum = 0.9 }
 unet = { family = "unet", depth = 2, width = 8, image_size = 16, batch = 8, learning_rate = 1e-2 }
 autoencoder = { family = "autoencoder", depth = 2, width = 8, image_size = 16, batch = 8, penalty = 0.1, learning_rate = 1e-2 }
 "#;
@@ -101,7 +101,7 @@ fn another_seed_gives_other_bits() {
 fn every_workload_learns() {
     let _running = one_at_a_time();
     for (name, config) in configs(TINY) {
-        let losses = train(&mut *build(&config, 1), 40);
+        let losses = train(&mut *build(&config, 3), 40);
         let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
         let (first, last) = (mean(&losses[..5]), mean(&losses[35..]));
         println!("{name}: {first} to {last}");
