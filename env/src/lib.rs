@@ -6,6 +6,7 @@
 //!
 //! Nothing here knows how a policy is learned or compared.
 
+pub mod bootstrap;
 pub mod config;
 pub mod cuda;
 pub mod device;

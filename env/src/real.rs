@@ -40,6 +40,8 @@ pub struct Measurement {
     pub makespan_ns: u64,
     /// What the untouched iterations did; none where none were asked for.
     pub untouched: Option<Untouched>,
+    /// Makespan of every planned iteration over the mean of the two untouched ones beside it; empty where there are none.
+    pub ratios: Vec<f64>,
     /// Lower quartile of the time that they waited for copies.
     pub stall_ns: u64,
     /// Lower quartile of the time of their reruns.
@@ -108,11 +110,18 @@ pub fn run_plan(
         rerun_ns: planned_ns(|report| report.rerun_ns),
         untouched: quartile(untouched.iter().copied())
             .map(|makespan_ns| Untouched { makespan_ns, trace: planned.retimed(trace, &faster_half(&untouched)) }),
+        ratios: ratios(&reports, &untouched),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).max().unwrap_or(0),
         losses,
         reports,
         slow_tier_high_water_bytes: planned.slow_tier_high_water_bytes(),
     })
+}
+
+/// Of every report, its makespan over the mean of the two of `untouched_ns` that it stands between.
+fn ratios(reports: &[IterationReport], untouched_ns: &[u64]) -> Vec<f64> {
+    let beside_ns = untouched_ns.windows(2).map(|pair| (pair[0] + pair[1]) as f64 / 2.0);
+    reports.iter().zip(beside_ns).map(|(report, beside_ns)| report.makespan_ns as f64 / beside_ns).collect()
 }
 
 /// Which iterations were the fastest: half of them, in order.

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use plimsoll_env::config::AS_RECORDED;
 use plimsoll_env::hardware::{HardwareProfile, Precision, Roofline};
-use plimsoll_runtime::Trace;
+use plimsoll_runtime::{Link, Trace};
 
-use crate::loops::LATENCY_NS;
+use crate::loops::{LATENCY_NS, LinkFlag};
 use crate::results::write_json;
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
@@ -50,6 +50,18 @@ impl Machine {
         match self {
             Machine::AsRecorded => LATENCY_NS,
             Machine::Profiled(profile) => profile.link.latency_ns,
+        }
+    }
+
+    /// What copies cost here: over the link that `flag` names, or over this machine's own.
+    pub fn link(&self, flag: &LinkFlag) -> Link {
+        match (self, flag.link) {
+            (Machine::AsRecorded, _) => flag.resolve(),
+            (Machine::Profiled(profile), None) => profile.link,
+            (Machine::Profiled(profile), Some(named)) => {
+                let rate = named.bytes_per_second();
+                Link { offload_bytes_per_s: rate, prefetch_bytes_per_s: rate, ..profile.link }
+            }
         }
     }
 

@@ -13,6 +13,7 @@ mod gpu_check;
 mod held_out;
 mod loops;
 mod machine;
+mod margin;
 mod members;
 mod online;
 mod patient;

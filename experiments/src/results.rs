@@ -75,6 +75,8 @@ pub struct PointResult {
     /// What the same schedule is predicted to cost with operators as fast as they were while it was measured, where
     /// untouched iterations were run in between.
     pub retimed: Option<Cost>,
+    /// Makespan of every planned iteration over the mean of the untouched ones beside it.
+    pub ratios: Vec<f64>,
     /// Whether every iteration that was measured held the budget.
     pub held: Option<bool>,
     /// Evictions chosen at pressure points.
@@ -154,6 +156,7 @@ impl PointResult {
             predicted: predicted(problem, &planned.prediction),
             measured: None,
             retimed: None,
+            ratios: Vec::new(),
             held: None,
             decisions: planned.decisions,
             decide_ns: planned.decide_ns,
@@ -179,6 +182,7 @@ impl PointResult {
         self.measured = Some(Cost { makespan_ns, peak_bytes, overhead, delay });
         self.retimed = untouched.map(|untouched| retimed(problem, plan, untouched));
         self.held = Some(measured.peak_bytes <= self.budget_bytes);
+        self.ratios.clone_from(&measured.ratios);
         self.losses.clone_from(&measured.losses);
         self.reruns = measured.reports.last().map(|report| report.reruns);
         self.offloaded_bytes = measured.reports.last().map(|report| report.offloaded_bytes);

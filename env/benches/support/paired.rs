@@ -4,14 +4,10 @@
 use std::path::Path;
 use std::time::Instant;
 
+use plimsoll_env::bootstrap::{interval, median};
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::workload::Workload;
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use tch::Device;
-
-/// Resamplings of the bootstrap.
-const RESAMPLED: usize = 2_000;
 
 /// Seconds that something took: elapsed, and of this thread's CPU time.
 #[derive(Clone, Copy, Debug)]
@@ -45,24 +41,13 @@ impl Ratios {
         self.thread.push(spent.thread_s / untouched.thread_s);
     }
 
-    /// One line for each clock: the median ratio, and the interval that 95 % of resampled medians lie in ("An
-    /// Introduction to the Bootstrap", Efron and Tibshirani 1993, section 13.3, the percentile interval).
+    /// One line for each clock: the median ratio, and the interval that 95 % of resampled medians lie in.
     pub fn print(&self, what: &str) {
         for (clock, ratios) in [("elapsed time", &self.elapsed), ("thread CPU time", &self.thread)] {
-            let mut random = ChaCha8Rng::seed_from_u64(1);
-            let draw = |random: &mut ChaCha8Rng| ratios[random.random_range(0..ratios.len())];
-            let mut medians: Vec<f64> =
-                (0..RESAMPLED).map(|_| median((0..ratios.len()).map(|_| draw(&mut random)).collect())).collect();
-            medians.sort_unstable_by(f64::total_cmp);
-            let at = |share: f64| medians[(share * (RESAMPLED - 1) as f64).round() as usize];
-            println!("    {what:<24} {clock:<16} {:.4}  [{:.4}, {:.4}]", median(ratios.clone()), at(0.025), at(0.975));
+            let [low, high] = interval(|resampling| median(resampling.of(ratios)));
+            println!("    {what:<24} {clock:<16} {:.4}  [{low:.4}, {high:.4}]", median(ratios.clone()));
         }
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn thread_cpu_s() -> f64 {

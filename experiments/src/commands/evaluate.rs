@@ -15,6 +15,7 @@ use crate::agreement::{Agreement, Point, scatter};
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::evaluation::{Comparison, broken_promises};
 use crate::loops::{LinkFlag, LoopFlags, emulated};
+use crate::margin::Margin;
 use crate::progress;
 use crate::provenance::command_line;
 use crate::results::{PointResult, write_json};
@@ -75,6 +76,7 @@ pub struct Arguments {
 struct Report<'a> {
     command: String,
     agreement: Option<Agreement>,
+    margin: Option<&'a Margin>,
     results: &'a [PointResult],
 }
 
@@ -83,6 +85,7 @@ struct Report<'a> {
 struct AgreementReport<'a> {
     command: String,
     agreement: Option<Agreement>,
+    margin: Option<&'a Margin>,
     points: Vec<Point<'a>>,
 }
 
@@ -125,12 +128,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     bar.finish_and_clear();
     let agreement = Agreement::of(&results);
+    let margin = Margin::of(policies[0].name(), &results);
     if let Some(path) = &arguments.json {
-        write_json(path, &Report { command: command_line(), agreement, results: &results })?;
+        write_json(path, &Report { command: command_line(), agreement, margin: margin.as_ref(), results: &results })?;
     }
     if let Some(path) = &arguments.agreement {
         let points = Point::of_all(&results).collect();
-        write_json(path, &AgreementReport { command: command_line(), agreement, points })?;
+        write_json(path, &AgreementReport { command: command_line(), agreement, margin: margin.as_ref(), points })?;
     }
     if let Some(path) = &arguments.scatter {
         let title = format!("{}: slowdown, predicted and measured", config.family);
@@ -142,6 +146,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     print(&comparison, &results);
     if let Some(agreement) = agreement {
         println!("{agreement}");
+    }
+    if let Some(margin) = &margin {
+        println!("{margin}");
     }
     let broken = broken_promises(&policies, &results);
     if !broken.is_empty() {

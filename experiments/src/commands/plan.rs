@@ -39,7 +39,7 @@ pub struct Arguments {
     /// Actions that the plan may take
     #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
     actions: ActionSet,
-    /// Give the trace the times of this machine first: its profile, or the profile's name in configs/hardware/
+    /// Plan with the times and the link of this machine: its profile, or the profile's name in configs/hardware/
     #[arg(long, value_name = "FILE|NAME")]
     hardware: Option<String>,
     #[command(flatten)]
@@ -74,7 +74,8 @@ pub fn parse_actions(text: &str) -> Result<ActionSet, String> {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let trace = load(&arguments)?;
+    let machine = arguments.hardware.as_ref().map_or(Ok(Machine::AsRecorded), |name| Machine::find(name, None))?;
+    let trace = load(&arguments, &machine)?;
     if arguments.online {
         return online::run(&trace, &arguments.policy, arguments.budget.resolve(trace.peak_bytes));
     }
@@ -82,7 +83,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let problem = Problem {
         trace: &trace,
         lineage: &lineage,
-        tiers: arguments.link.resolve().into(),
+        tiers: machine.link(&arguments.link).into(),
         budget_bytes: arguments.budget.resolve(trace.peak_bytes),
         actions: arguments.actions,
     };
@@ -134,14 +135,14 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The trace, with the times of the machine that the flags name.
-fn load(arguments: &Arguments) -> anyhow::Result<Trace> {
+/// The trace, with the times of `machine`.
+fn load(arguments: &Arguments, machine: &Machine) -> anyhow::Result<Trace> {
     let trace = Trace::load(&arguments.trace)?;
-    match &arguments.hardware {
-        None => Ok(trace),
-        Some(name) => {
+    match machine {
+        Machine::AsRecorded => Ok(trace),
+        Machine::Profiled(_) => {
             let folder = arguments.trace.parent().unwrap_or(Path::new(""));
-            Machine::find(name, None)?.project(&trace, &recorded_on(folder)?)
+            machine.project(&trace, &recorded_on(folder)?)
         }
     }
 }
