@@ -262,7 +262,9 @@ impl Dqn {
         let device = Device::flex().autodiff();
         let actor = Actor::new(config.hidden, &mut generator(seed, Stream::Weights, 0, 0), &device);
         let (target, optimizer) = (actor.clone(), AdamConfig::new().init());
-        Ok(Dqn { header: Header::new(config, seed), device, actor, target, optimizer, memory: Memory::default() })
+        let mut header = Header::new(config, seed);
+        header.spread.hide(&(0..FEATURES).filter(|column| !columns().contains(column)).collect::<Vec<_>>());
+        Ok(Dqn { header, device, actor, target, optimizer, memory: Memory::default() })
     }
 
     /// Continues a saved training run, which must have been begun with the same hyperparameters and seed.
@@ -282,18 +284,10 @@ impl Dqn {
         })
     }
 
-    /// The normaliser that shows the columns of the state alone.
-    fn normaliser(&self) -> Normaliser {
-        let mut normaliser = self.header.spread.normaliser();
-        let hidden = (0..FEATURES).filter(|column| !columns().contains(column));
-        hidden.for_each(|column| (normaliser.mean[column], normaliser.scale[column]) = (0.0, 0.0));
-        normaliser
-    }
-
     /// Makes every gradient step of an update. Returns the mean loss, and the mean norm of the gradient.
     fn improve(&mut self) -> Result<[f64; 2], Diverged> {
         let Header { config, seed, updates_done: update, .. } = &self.header;
-        let normaliser = self.normaliser();
+        let normaliser = self.header.spread.normaliser();
         let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
         let mut means = [0.0; 2];
         for step in 0..config.steps_per_update {
@@ -453,11 +447,15 @@ impl Learner for Dqn {
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {
-        network_weights(&self.actor, self.normaliser())
+        network_weights(&self.actor, self.header.spread.normaliser())
     }
 
     fn start_from(&mut self, _weights: &NetworkWeights) -> Result<(), StartError> {
         Err(StartError::NotValues)
+    }
+
+    fn hide(&mut self, columns: &[usize]) {
+        self.header.spread.hide(columns);
     }
 
     fn best(&self) -> Option<&Best> {

@@ -314,6 +314,10 @@ impl Learner for Evolution {
         Ok(())
     }
 
+    fn hide(&mut self, columns: &[usize]) {
+        self.course.spread.hide(columns);
+    }
+
     fn best(&self) -> Option<&Best> {
         self.course.best.as_ref()
     }

@@ -111,6 +111,10 @@ pub trait Learner {
     /// Fails where its hidden layers have another width than the hyperparameters say, or scores are not what is learned.
     fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError>;
 
+    /// Hides columns of the observation from the network, in this run and in the policies that it makes. Before the first
+    /// update.
+    fn hide(&mut self, columns: &[usize]);
+
     /// The best weights so far, if any were offered.
     fn best(&self) -> Option<&Best>;
 

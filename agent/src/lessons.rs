@@ -185,6 +185,10 @@ impl<M: Method> Learner for Student<M> {
         Ok(())
     }
 
+    fn hide(&mut self, columns: &[usize]) {
+        self.header.spread.hide(columns);
+    }
+
     fn best(&self) -> Option<&Best> {
         self.header.best.as_ref()
     }

@@ -23,11 +23,25 @@ pub(crate) struct FeatureSpread {
     deviation: Vec<f64>,
     /// The normaliser of the policy that training started from. What is seen does not change it.
     given: Option<Normaliser>,
+    /// Features that are 0 whatever they are.
+    #[serde(default)]
+    hidden: Vec<usize>,
 }
 
 impl FeatureSpread {
     pub(crate) fn new() -> Self {
-        FeatureSpread { candidates: 0, mean: vec![0.0; FEATURES], deviation: vec![0.0; FEATURES], given: None }
+        FeatureSpread {
+            candidates: 0,
+            mean: vec![0.0; FEATURES],
+            deviation: vec![0.0; FEATURES],
+            given: None,
+            hidden: Vec::new(),
+        }
+    }
+
+    /// Hides features from the network, by their columns.
+    pub(crate) fn hide(&mut self, columns: &[usize]) {
+        self.hidden.extend_from_slice(columns);
     }
 
     /// No moments, but the normaliser of a policy, which its weights go with.
@@ -53,8 +67,15 @@ impl FeatureSpread {
         }
     }
 
-    /// The normaliser that was given, or that these moments make; the identity while nothing was seen.
+    /// The normaliser that was given, or that these moments make; the identity while nothing was seen. Hidden features are
+    /// multiplied by 0.
     pub(crate) fn normaliser(&self) -> Normaliser {
+        let mut normaliser = self.of_all();
+        self.hidden.iter().for_each(|&column| normaliser.scale[column] = 0.0);
+        normaliser
+    }
+
+    fn of_all(&self) -> Normaliser {
         if let Some(given) = &self.given {
             return given.clone();
         }
@@ -85,6 +106,17 @@ mod tests {
         let Normaliser { mean, scale } = spread.normaliser();
         assert_eq!((mean[3], mean[4]), (3.0, 5.0));
         assert_eq!((scale[3], scale[4]), ((1.0 / 3.5f64.sqrt()) as f32, 100.0));
+    }
+
+    #[test]
+    fn a_hidden_feature_is_nothing_to_the_network() {
+        let mut spread = FeatureSpread::new();
+        spread.hide(&[2]);
+        spread.absorb(&[1.0; FEATURES]);
+        spread.absorb(&[2.0; FEATURES]);
+        let mut seen = [f32::NAN; FEATURES];
+        spread.normaliser().apply(&[7.0; FEATURES], &mut seen);
+        assert_eq!((seen[1], seen[2]), (10.0, 0.0));
     }
 
     #[test]

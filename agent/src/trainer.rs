@@ -137,6 +137,10 @@ impl Learner for Trainer {
         Ok(())
     }
 
+    fn hide(&mut self, columns: &[usize]) {
+        self.header.spread.hide(columns);
+    }
+
     fn best(&self) -> Option<&Best> {
         self.header.best.as_ref()
     }

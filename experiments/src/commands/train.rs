@@ -15,6 +15,7 @@ use plimsoll_agent::{
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::{Domain, TaughtEnvironment};
+use plimsoll_runtime::observation::FEATURE_TABLE;
 use plimsoll_runtime::{PolicyFile, Trace};
 use serde_json::Value;
 
@@ -53,6 +54,10 @@ pub struct Arguments {
     /// Start from the network of this policy, in place of a random one
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     from: Option<PathBuf>,
+    /// Hide these features of the observation from the network, to find out what they are worth; of another name, all are
+    /// listed
+    #[arg(long, value_name = "FEATURES", value_delimiter = ',', conflicts_with = "resume")]
+    without: Vec<String>,
     /// Go on from the training state where an earlier call was interrupted
     #[arg(long)]
     resume: bool,
@@ -107,6 +112,7 @@ type Pupil = dyn LearnsFrom<TaughtEnvironment>;
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut config = FamilyConfig::load(&arguments.config)?;
+    let hidden = arguments.without.iter().map(|name| column(name)).collect::<anyhow::Result<Vec<_>>>()?;
     let machines = machines(&config, &arguments)?;
     let algorithms = &arguments.algorithm;
     if let Some(twice) = algorithms.iter().enumerate().find(|(index, name)| algorithms[..*index].contains(name)) {
@@ -118,6 +124,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut course = Course::open(&config, &arguments, first, arguments.resume)?;
     if let Some(path) = &arguments.from {
         start_from(course.pupil.as_mut(), path, &config.family.to_string())?;
+    }
+    // What goes on is as blind as it was.
+    if !arguments.resume {
+        course.pupil.hide(&hidden);
     }
     // Fails before an hour of training does.
     course.pupil.save(&course.state)?;
@@ -150,6 +160,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         best.validation_return,
     );
     Ok(())
+}
+
+/// The column of a feature of the observation.
+fn column(name: &str) -> anyhow::Result<usize> {
+    let position = FEATURE_TABLE.iter().position(|feature| feature.name == name);
+    position.with_context(|| {
+        let all: Vec<&str> = FEATURE_TABLE.iter().map(|feature| feature.name).collect();
+        format!("--without {name}: no feature has that name, only {}", all.join(", "))
+    })
 }
 
 /// What one algorithm does.
