@@ -61,6 +61,11 @@ impl Margin {
                 Some([own.ratios.as_slice(), best.ratios.as_slice()])
             })
             .collect();
+        Self::over(&pairs)
+    }
+
+    /// Of the ratios of the policy and of the best baseline at every point.
+    fn over(pairs: &[[&[f64]; 2]]) -> Option<Self> {
         let mean = |which: usize, draw: &mut dyn FnMut(&[f64]) -> Vec<f64>| {
             pairs.iter().map(|pair| overhead(&draw(pair[which]))).sum::<f64>() / pairs.len() as f64
         };
@@ -89,4 +94,29 @@ impl fmt::Display for Margin {
 
 fn overhead(ratios: &[f64]) -> f64 {
     median(ratios.to_vec()) - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn margins_are_those_of_the_means() {
+        let margin =
+            Margin::over(&[[&[1.1, 1.0, 1.2], &[1.3, 1.3, 1.3]], [&[1.1, 1.1, 1.1], &[1.1, 1.1, 1.1]]]).unwrap();
+        let near = |figure: f64, expected: f64| assert!((figure - expected).abs() < 1e-9, "{figure}, not {expected}");
+        assert_eq!(margin.points, 2);
+        near(margin.policy.value, 0.1);
+        near(margin.best_baseline.value, 0.2);
+        near(margin.less.value, 0.5);
+        // What does not vary is sure; the other's median is now and then any of its values.
+        margin.best_baseline.interval.into_iter().for_each(|end| near(end, 0.2));
+        let [low, high] = margin.policy.interval;
+        near(low, 0.05);
+        near(high, 0.15);
+        let [low, high] = margin.less.interval;
+        near(low, 0.25);
+        near(high, 0.75);
+        assert_eq!(Margin::over(&[]), None);
+    }
 }

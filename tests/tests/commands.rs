@@ -241,6 +241,8 @@ fn every_algorithm_makes_a_policy_and_most_start_from_one() {
     assert!(refused.contains("ppo is named twice"), "{refused}");
     let refused = bench.refuse(&format!("{line} --algorithm dqn --from gpt.policy --out never.policy"));
     assert!(refused.contains("--from gpt.policy") && refused.contains("what choices are worth"), "{refused}");
+    let refused = bench.refuse(&format!("{line} --without staleness,smell --out never.policy"));
+    assert!(refused.contains("--without smell") && refused.contains("staleness"), "{refused}");
 
     assert!(!bench.path("never.policy").exists());
 }
@@ -370,7 +372,20 @@ fn evaluate_compares_a_policy_with_every_baseline_on_the_real_loop() {
     let drawn = std::fs::read_to_string(bench.path("compared.svg")).unwrap();
     assert_eq!(drawn.matches("<title>").count(), run, "one dot for every point that was run");
     let agreed = bench.json("agreed.json");
-    assert_eq!((&agreed["agreement"], &agreed["command"]), (&report["agreement"], &report["command"]));
+    for shared in ["agreement", "margin", "command"] {
+        assert_eq!(agreed[shared], report[shared]);
+    }
+    assert!(
+        results
+            .iter()
+            .all(|point| point["ratios"].as_array().unwrap().len() == 2 * usize::from(point["feasible"] == true))
+    );
+    assert_eq!(report["margin"]["points"], 2, "the policy meets a baseline at both budgets");
+    for figure in ["policy", "best_baseline", "less"] {
+        let [value, low, high] = ["value", "interval/0", "interval/1"]
+            .map(|part| report.pointer(&format!("/margin/{figure}/{part}")).and_then(|of| of.as_f64()).unwrap());
+        assert!(low <= value && value <= high, "{figure}: {value} in [{low}, {high}]");
+    }
     assert_eq!(agreed["points"].as_array().unwrap().len(), run);
     for point in results {
         assert_complete(point);

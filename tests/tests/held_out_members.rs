@@ -182,9 +182,14 @@ fn what_cannot_be_projected_or_judged_is_refused() {
     let bench = bench();
     let machine = bench.refuse("train --config gpt.toml --out no.policy --hardware cray --logdir runs");
     assert!(machine.contains("no machine `cray`") && machine.contains("as-recorded"), "{machine}");
-    bench.succeed("plan --trace held/TRACE --policy dtr --budget 80% --link 12GB/s --hardware hardware/titan-v.toml --json projected.json"
+    bench.succeed("plan --trace held/TRACE --policy vdnn-all --budget 80% --link 12GB/s --hardware hardware/titan-v.toml --json projected.json"
         .replace("TRACE", &format!("{}.plimsoll", recorded(bench, "held/")[0])).as_str());
-    assert!(number(&bench.json("projected.json"), "/predicted/makespan_ns") < 1e8);
+    let (projected, number) = (bench.json("projected.json"), number);
+    let makespan_ns = number(&projected, "/predicted/makespan_ns");
+    assert!(makespan_ns < 1e8);
+    assert!(number(&projected, "/actions/swap") > 0.0);
+    let taken_ns = number(&projected, "/predicted/delay/other_ns");
+    assert!(taken_ns < 0.01 * makespan_ns, "the copies of that machine, not of this one: {taken_ns} of {makespan_ns}");
     let empty = bench.refuse("evaluate --config gpt.toml --policy gpt.policy --held-out --traces runs");
     assert!(empty.contains("no traces"), "{empty}");
     assert!(!bench.call("evaluate --config gpt.toml --policy gpt.policy --held-out --real").succeeded);
