@@ -3,8 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use plimsoll_env::real::Rewards;
+use plimsoll_env::reward::plan_reward;
 use plimsoll_env::{
-    Branching, Environment, Observation, PredictedEnvironment, StepResult, Taught, TaughtEnvironment, TorchEnvironment,
+    Branching, Domain, Environment, Observation, PredictedEnvironment, StepResult, Taught, TaughtEnvironment,
+    TorchEnvironment,
 };
 use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::{Action, Choice};
@@ -197,14 +200,23 @@ fn the_real_environment() {
     let mut environment = make(STEPS_MAX);
     assert!(environment.last_measurement().is_none());
     // The last choice is to wait, where that may be chosen.
-    play(&mut environment, 0, |choices| choices - 1);
+    let earned = play(&mut environment, 0, |choices| choices - 1).reward;
     let measured = environment.last_measurement().expect("the episode has ended");
     assert_eq!(measured.reports.len(), 1);
-    assert!(measured.reports[0].followed && measured.makespan_ns > 0 && measured.untouched.is_some());
+    assert!(measured.reports[0].followed && measured.makespan_ns > 0);
     assert!(measured.losses.iter().all(|loss| loss.is_finite()));
     assert!(measured.peak_bytes < environment.trace().peak_bytes, "the plan saves bytes");
-    let rewards = environment.take_rewards();
-    assert_eq!(rewards.len(), 1);
-    assert!(rewards[0].measured != rewards[0].predicted && rewards[0].predicted.is_finite(), "{rewards:?}");
-    assert!(environment.take_rewards().is_empty());
+    let untouched = measured.untouched.as_ref().expect("it ran between untouched iterations");
+    let overhead = measured.makespan_ns as f64 / untouched.makespan_ns as f64 - 1.0;
+    let peak_bytes = measured.peak_bytes;
+
+    let known = Domain { cost_noise: 0.0, ..domain(vec![Arc::new(environment.trace().clone())], STEPS_MAX) };
+    let (instance, reference_overhead) = known.draw(0);
+    let over_budget_bytes = peak_bytes.saturating_sub(instance.budget_bytes);
+    let measured = plan_reward(overhead, reference_overhead, over_budget_bytes, instance.budget_bytes);
+    assert_eq!(earned, measured, "what is earned is what was measured");
+    let predicted = play(&mut PredictedEnvironment::new([known].into()), 0, |choices| choices - 1).reward;
+    let rewards = Rewards { predicted: predicted.into(), measured: measured.into() };
+    assert_eq!(environment.take_rewards(), [rewards], "both are told");
+    assert_eq!(environment.take_rewards(), []);
 }
