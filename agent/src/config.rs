@@ -1,7 +1,20 @@
 //! The hyperparameters of training.
 
 use plimsoll_runtime::network::HIDDEN_MAX;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+/// What a way of learning can be told, as a table of a configuration.
+pub trait Hyperparameters: DeserializeOwned + Default {
+    /// Name of the table.
+    const TABLE: &'static str;
+
+    /// Updates in the whole training run.
+    fn updates_mut(&mut self) -> &mut usize;
+
+    /// Checks the range of every hyperparameter.
+    fn validate(&self) -> Result<(), ConfigError>;
+}
 
 /// Proximal policy optimisation, in the names and the order in which the algorithm uses them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,9 +135,14 @@ pub(crate) fn require_width(key: &'static str, width: usize) -> Result<(), Confi
     require(key, (1..=HIDDEN_MAX).contains(&width), "1 to 1024", width as f64)
 }
 
-impl PpoConfig {
-    /// Checks the range of every hyperparameter.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+impl Hyperparameters for PpoConfig {
+    const TABLE: &'static str = "ppo";
+
+    fn updates_mut(&mut self) -> &mut usize {
+        &mut self.updates
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
         require_counts(&[
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),
@@ -147,7 +165,9 @@ impl PpoConfig {
             ("target_kl", self.target_kl),
         ])
     }
+}
 
+impl PpoConfig {
     /// The learning rate of an update, counted from 0.
     pub(crate) fn learning_rate_at(&self, update: usize) -> f64 {
         if !self.anneal_learning_rate {

@@ -27,7 +27,9 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, annealed, require_counts, require_positive, require_shares, require_width};
+use crate::config::{
+    ConfigError, Hyperparameters, annealed, require_counts, require_positive, require_shares, require_width,
+};
 use crate::export::network_weights;
 use crate::gradients::{Diverged, SHARD_TRANSITIONS, clip_norm, of_shards};
 use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
@@ -93,9 +95,14 @@ impl Default for DqnConfig {
     }
 }
 
-impl DqnConfig {
-    /// Checks the range of every hyperparameter.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+impl Hyperparameters for DqnConfig {
+    const TABLE: &'static str = "dqn";
+
+    fn updates_mut(&mut self) -> &mut usize {
+        &mut self.updates
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
         require_counts(&[
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),
@@ -112,7 +119,9 @@ impl DqnConfig {
             ("exploration_min", self.exploration_min),
         ])
     }
+}
 
+impl DqnConfig {
     fn learning_rate_at(&self, update: usize) -> f64 {
         annealed(self.learning_rate, update, self.updates)
     }

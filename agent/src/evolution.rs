@@ -20,7 +20,9 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::bits;
-use crate::config::{ConfigError, annealed, require_counts, require_not_negative, require_positive, require_width};
+use crate::config::{
+    ConfigError, Hyperparameters, annealed, require_counts, require_not_negative, require_positive, require_width,
+};
 use crate::export::network_weights;
 use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
@@ -69,9 +71,14 @@ impl Default for EvolutionConfig {
     }
 }
 
-impl EvolutionConfig {
-    /// Checks the range of every hyperparameter.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+impl Hyperparameters for EvolutionConfig {
+    const TABLE: &'static str = "evolution";
+
+    fn updates_mut(&mut self) -> &mut usize {
+        &mut self.updates
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
         require_counts(&[
             ("updates", self.updates),
             ("pairs", self.pairs),
@@ -81,7 +88,9 @@ impl EvolutionConfig {
         require_positive(&[("deviation", self.deviation), ("learning_rate", self.learning_rate)])?;
         require_not_negative(&[("weight_decay", self.weight_decay)])
     }
+}
 
+impl EvolutionConfig {
     fn learning_rate_at(&self, update: usize) -> f64 {
         annealed(self.learning_rate, update, self.updates)
     }

@@ -20,7 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, require_counts, require_positive, require_shares, require_width};
+use crate::config::{ConfigError, Hyperparameters, require_counts, require_positive, require_shares, require_width};
 use crate::learner::{Learner, LearnsFrom, TrainError, UpdateReport};
 use crate::lessons::{Episodes, Method, Passes, Student};
 use crate::model::Actor;
@@ -76,10 +76,6 @@ impl Method for ImitationConfig {
 
     const KIND: Kind = Kind::Imitation;
 
-    fn validate(&self) -> Result<(), ConfigError> {
-        ImitationConfig::validate(self)
-    }
-
     fn passes(&self) -> Passes {
         let &Self {
             updates, hidden, normaliser_updates, learning_rate, epochs, minibatches, gradient_norm_max, ..
@@ -96,9 +92,14 @@ impl Method for ImitationConfig {
     }
 }
 
-impl ImitationConfig {
-    /// Checks the range of every hyperparameter.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+impl Hyperparameters for ImitationConfig {
+    const TABLE: &'static str = "imitation";
+
+    fn updates_mut(&mut self) -> &mut usize {
+        &mut self.updates
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
         require_counts(&[
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),
@@ -109,7 +110,9 @@ impl ImitationConfig {
         require_positive(&[("learning_rate", self.learning_rate), ("gradient_norm_max", self.gradient_norm_max)])?;
         require_shares(&[("guided_share", self.guided_share)])
     }
+}
 
+impl ImitationConfig {
     /// How likely the teacher decides at a pressure point of an update, counted from 0.
     fn guidance_at(&self, update: usize) -> f64 {
         let guided = self.guided_share * self.updates as f64;

@@ -12,9 +12,8 @@ use plimsoll_env::environment::{Environment, Observation};
 use plimsoll_runtime::network::{NetworkWeights, Normaliser, WeightsError};
 use rand::seq::SliceRandom;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use crate::config::{ConfigError, annealed};
+use crate::config::{ConfigError, Hyperparameters, annealed};
 use crate::export::network_weights;
 use crate::gradients::{Diverged, clip_norm, of_shards};
 use crate::learner::{Best, Learner, StartError, TrainError, UpdateReport};
@@ -42,15 +41,12 @@ impl Passes {
 }
 
 /// What an actor is taught, by its hyperparameters.
-pub trait Method: Clone + PartialEq + Serialize + DeserializeOwned + Sync {
+pub trait Method: Hyperparameters + Clone + PartialEq + Serialize + Sync {
     /// What is learned from.
     type Lesson: Sync;
 
     /// Which training states are of this method.
     const KIND: Kind;
-
-    /// Checks the range of every hyperparameter.
-    fn validate(&self) -> Result<(), ConfigError>;
 
     /// Those that all methods have.
     fn passes(&self) -> Passes;

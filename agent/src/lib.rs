@@ -31,7 +31,7 @@ mod toy;
 mod trainer;
 mod training_state;
 
-pub use config::{ConfigError, PpoConfig};
+pub use config::{ConfigError, Hyperparameters, PpoConfig};
 pub use dqn::{Dqn, DqnConfig};
 pub use evolution::{Evolution, EvolutionConfig};
 pub use imitation::{Imitation, ImitationConfig};

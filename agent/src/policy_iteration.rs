@@ -22,7 +22,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, require_counts, require_positive, require_width};
+use crate::config::{ConfigError, Hyperparameters, require_counts, require_positive, require_width};
 use crate::learner::{Learner, LearnsFrom, TrainError, UpdateReport};
 use crate::lessons::{Episodes, Method, Passes, Student};
 use crate::model::Actor;
@@ -80,9 +80,14 @@ impl Default for PolicyIterationConfig {
     }
 }
 
-impl PolicyIterationConfig {
-    /// Checks the range of every hyperparameter.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+impl Hyperparameters for PolicyIterationConfig {
+    const TABLE: &'static str = "policy_iteration";
+
+    fn updates_mut(&mut self) -> &mut usize {
+        &mut self.updates
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
         require_counts(&[
             ("updates", self.updates),
             ("instances_per_update", self.instances_per_update),
@@ -104,10 +109,6 @@ impl Method for PolicyIterationConfig {
     type Lesson = Branched;
 
     const KIND: Kind = Kind::PolicyIteration;
-
-    fn validate(&self) -> Result<(), ConfigError> {
-        PolicyIterationConfig::validate(self)
-    }
 
     fn passes(&self) -> Passes {
         let &Self {

@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use plimsoll_env::environment::Environment;
 use plimsoll_runtime::network::{NetworkWeights, WeightsError};
 
-use crate::config::{ConfigError, PpoConfig};
+use crate::config::{ConfigError, Hyperparameters, PpoConfig};
 use crate::export::network_weights;
 use crate::gradients::Diverged;
 use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};

@@ -13,10 +13,11 @@ pub use members::{Members, Range, Span, Split};
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use plimsoll_runtime::plan::{Action, ActionSet};
-use serde::de::{DeserializeOwned, IntoDeserializer};
+use serde::de::{DeserializeOwned, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::units::{Budget, Bytes, Link};
@@ -168,39 +169,30 @@ fn action_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ActionSet, D
     Ok(ActionSet { swap: actions.contains(&Action::Swap), recompute: actions.contains(&Action::Recompute) })
 }
 
-/// The part of the file that belongs to proximal policy optimisation.
-#[derive(Deserialize)]
-struct PpoPart<P> {
-    #[serde(default)]
-    ppo: P,
+/// Reads one table of the file, and passes over all others.
+struct OneTable<P> {
+    name: &'static str,
+    table: PhantomData<P>,
 }
 
-/// The part of the file that belongs to evolution strategies.
-#[derive(Deserialize)]
-struct EvolutionPart<P> {
-    #[serde(default)]
-    evolution: P,
-}
+impl<'de, P: DeserializeOwned + Default> Visitor<'de> for OneTable<P> {
+    type Value = P;
 
-/// The part of the file that belongs to imitation.
-#[derive(Deserialize)]
-struct ImitationPart<P> {
-    #[serde(default)]
-    imitation: P,
-}
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a file with a table `{}`", self.name)
+    }
 
-/// The part of the file that belongs to policy iteration.
-#[derive(Deserialize)]
-struct PolicyIterationPart<P> {
-    #[serde(default)]
-    policy_iteration: P,
-}
-
-/// The part of the file that belongs to deep Q-learning.
-#[derive(Deserialize)]
-struct DqnPart<P> {
-    #[serde(default)]
-    dqn: P,
+    fn visit_map<M: MapAccess<'de>>(self, mut file: M) -> Result<P, M::Error> {
+        let mut found = None;
+        while let Some(key) = file.next_key::<String>()? {
+            if key == self.name {
+                found = Some(file.next_value()?);
+            } else {
+                file.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found.unwrap_or_default())
+    }
 }
 
 /// The part of the file that says how to read the rest.
@@ -219,15 +211,15 @@ struct Document<W> {
     members: Option<Members>,
     randomisation: Randomisation,
     #[serde(default, rename = "ppo")]
-    _ppo: serde::de::IgnoredAny,
+    _ppo: IgnoredAny,
     #[serde(default, rename = "evolution")]
-    _evolution: serde::de::IgnoredAny,
+    _evolution: IgnoredAny,
     #[serde(default, rename = "imitation")]
-    _imitation: serde::de::IgnoredAny,
+    _imitation: IgnoredAny,
     #[serde(default, rename = "policy_iteration")]
-    _policy_iteration: serde::de::IgnoredAny,
+    _policy_iteration: IgnoredAny,
     #[serde(default, rename = "dqn")]
-    _dqn: serde::de::IgnoredAny,
+    _dqn: IgnoredAny,
     evaluation: Evaluation,
 }
 
@@ -279,33 +271,11 @@ impl FamilyConfig {
         Ok(config)
     }
 
-    /// The agent's own table `[ppo]`, as the agent reads it; the defaults where there is none.
-    pub fn ppo<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
-        Ok(self.part::<PpoPart<P>>()?.ppo)
-    }
-
-    /// The agent's own table `[evolution]`, as the agent reads it; the defaults where there is none.
-    pub fn evolution<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
-        Ok(self.part::<EvolutionPart<P>>()?.evolution)
-    }
-
-    /// The agent's own table `[imitation]`, as the agent reads it; the defaults where there is none.
-    pub fn imitation<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
-        Ok(self.part::<ImitationPart<P>>()?.imitation)
-    }
-
-    /// The agent's own table `[policy_iteration]`, as the agent reads it; the defaults where there is none.
-    pub fn policy_iteration<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
-        Ok(self.part::<PolicyIterationPart<P>>()?.policy_iteration)
-    }
-
-    /// The agent's own table `[dqn]`, as the agent reads it; the defaults where there is none.
-    pub fn dqn<P: DeserializeOwned + Default>(&self) -> Result<P, ConfigError> {
-        Ok(self.part::<DqnPart<P>>()?.dqn)
-    }
-
-    fn part<P: DeserializeOwned>(&self) -> Result<P, ConfigError> {
-        toml::from_str(&self.text).map_err(|error| ConfigError::malformed(&self.path, &self.text, error))
+    /// The agent's own table `name`, as the agent reads it; the defaults where there is none.
+    pub fn table<P: DeserializeOwned + Default>(&self, name: &'static str) -> Result<P, ConfigError> {
+        let table = OneTable { name, table: PhantomData };
+        let read = toml::Deserializer::parse(&self.text).and_then(|file| file.deserialize_map(table));
+        read.map_err(|error| ConfigError::malformed(&self.path, &self.text, error))
     }
 
     /// The workload of that name.

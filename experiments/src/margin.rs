@@ -35,7 +35,7 @@ impl fmt::Display for Estimate {
 
 /// Measured overheads, in the mean over all points at which the policy and some baseline were run: at each, the median of
 /// the ratios of planned iterations to the untouched ones beside them, less one.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Margin {
     /// Points.
     pub points: usize,

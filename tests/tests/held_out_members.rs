@@ -184,7 +184,7 @@ fn what_cannot_be_projected_or_judged_is_refused() {
     assert!(machine.contains("no machine `cray`") && machine.contains("as-recorded"), "{machine}");
     bench.succeed("plan --trace held/TRACE --policy vdnn-all --budget 80% --link 12GB/s --hardware hardware/titan-v.toml --json projected.json"
         .replace("TRACE", &format!("{}.plimsoll", recorded(bench, "held/")[0])).as_str());
-    let (projected, number) = (bench.json("projected.json"), number);
+    let projected = bench.json("projected.json");
     let makespan_ns = number(&projected, "/predicted/makespan_ns");
     assert!(makespan_ns < 1e8);
     assert!(number(&projected, "/actions/swap") > 0.0);

@@ -76,7 +76,7 @@ pub struct Arguments {
 struct Report<'a> {
     command: String,
     agreement: Option<Agreement>,
-    margin: Option<&'a Margin>,
+    margin: Option<Margin>,
     results: &'a [PointResult],
 }
 
@@ -85,7 +85,7 @@ struct Report<'a> {
 struct AgreementReport<'a> {
     command: String,
     agreement: Option<Agreement>,
-    margin: Option<&'a Margin>,
+    margin: Option<Margin>,
     points: Vec<Point<'a>>,
 }
 
@@ -130,11 +130,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let agreement = Agreement::of(&results);
     let margin = Margin::of(policies[0].name(), &results);
     if let Some(path) = &arguments.json {
-        write_json(path, &Report { command: command_line(), agreement, margin: margin.as_ref(), results: &results })?;
+        write_json(path, &Report { command: command_line(), agreement, margin, results: &results })?;
     }
     if let Some(path) = &arguments.agreement {
         let points = Point::of_all(&results).collect();
-        write_json(path, &AgreementReport { command: command_line(), agreement, margin: margin.as_ref(), points })?;
+        write_json(path, &AgreementReport { command: command_line(), agreement, margin, points })?;
     }
     if let Some(path) = &arguments.scatter {
         let title = format!("{}: slowdown, predicted and measured", config.family);
@@ -147,7 +147,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if let Some(agreement) = agreement {
         println!("{agreement}");
     }
-    if let Some(margin) = &margin {
+    if let Some(margin) = margin {
         println!("{margin}");
     }
     let broken = broken_promises(&policies, &results);

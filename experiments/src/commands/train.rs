@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use plimsoll_agent::{
-    Best, Dqn, DqnConfig, Evolution, EvolutionConfig, Imitation, ImitationConfig, Learner, LearnsFrom, PolicyIteration,
-    PolicyIterationConfig, PpoConfig, Trainer, UpdateReport, greedy_return,
+    Best, ConfigError, Dqn, Evolution, Hyperparameters, Imitation, ImitationConfig, Learner, LearnsFrom,
+    PolicyIteration, SavedStateError, Trainer, UpdateReport, greedy_return,
 };
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
@@ -129,20 +129,19 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if !arguments.resume {
         course.pupil.hide(&hidden);
     }
-    // Fails before an hour of training does.
+    // All that can, fails before an hour of training does.
+    let open = |stage| Course::open(&config, &arguments, stage, false);
+    let later = (first + 1..algorithms.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
     course.pupil.save(&course.state)?;
-    for stage in first + 1..algorithms.len() {
-        forget(&Course::state(&arguments, stage))?;
-    }
+    later.iter().try_for_each(|next| forget(&next.state))?;
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
     let interrupted = watch_for_interrupt()?;
     course.take(&worlds, &config, arguments.from.is_some(), &interrupted)?;
-    for stage in first + 1..algorithms.len() {
-        let start = course.best()?.weights.clone();
-        course = Course::open(&config, &arguments, stage, false)?;
-        course.pupil.start_from(&start)?;
+    for mut next in later {
+        next.pupil.start_from(&course.best()?.weights)?;
+        course = next;
         course.take(&worlds, &config, true, &interrupted)?;
     }
     let best = course.best()?;
@@ -244,55 +243,48 @@ fn pupil(
     resume: bool,
     state: &Path,
 ) -> anyhow::Result<(Box<Pupil>, u64)> {
-    let (seed, updates) = (arguments.flags.seed, arguments.updates);
-    let in_table = |table: &str| format!("{}: {table}", config.path.display());
+    let (from, seed) = (resume.then_some(state), arguments.flags.seed);
     let mut teacher_evaluations = 0;
-    let pupil: Box<Pupil> = match algorithm {
-        Algorithm::Ppo => {
-            let mut ppo: PpoConfig = config.ppo()?;
-            ppo.updates = updates.unwrap_or(ppo.updates);
-            ppo.validate().with_context(|| in_table("ppo"))?;
-            Box::new(if resume { Trainer::resume(state, &ppo, seed)? } else { Trainer::new(ppo, seed)? })
-        }
+    let pupil = match algorithm {
+        Algorithm::Ppo => opened(from, hyperparameters(config, arguments)?, seed, Trainer::new, Trainer::resume)?,
         Algorithm::Evolution => {
-            let mut evolution: EvolutionConfig = config.evolution()?;
-            evolution.updates = updates.unwrap_or(evolution.updates);
-            evolution.validate().with_context(|| in_table("evolution"))?;
-            Box::new(if resume {
-                Evolution::resume(state, &evolution, seed)?
-            } else {
-                Evolution::new(evolution, seed)?
-            })
+            opened(from, hyperparameters(config, arguments)?, seed, Evolution::new, Evolution::resume)?
         }
         Algorithm::Imitation => {
-            let mut imitation: ImitationConfig = config.imitation()?;
-            imitation.updates = updates.unwrap_or(imitation.updates);
-            imitation.validate().with_context(|| in_table("imitation"))?;
+            let imitation: ImitationConfig = hyperparameters(config, arguments)?;
             teacher_evaluations = imitation.teacher_evaluations;
-            Box::new(if resume {
-                Imitation::resume(state, &imitation, seed)?
-            } else {
-                Imitation::new(imitation, seed)?
-            })
+            opened(from, imitation, seed, Imitation::new, Imitation::resume)?
         }
         Algorithm::PolicyIteration => {
-            let mut iteration: PolicyIterationConfig = config.policy_iteration()?;
-            iteration.updates = updates.unwrap_or(iteration.updates);
-            iteration.validate().with_context(|| in_table("policy_iteration"))?;
-            Box::new(if resume {
-                PolicyIteration::resume(state, &iteration, seed)?
-            } else {
-                PolicyIteration::new(iteration, seed)?
-            })
+            opened(from, hyperparameters(config, arguments)?, seed, PolicyIteration::new, PolicyIteration::resume)?
         }
-        Algorithm::Dqn => {
-            let mut dqn: DqnConfig = config.dqn()?;
-            dqn.updates = updates.unwrap_or(dqn.updates);
-            dqn.validate().with_context(|| in_table("dqn"))?;
-            Box::new(if resume { Dqn::resume(state, &dqn, seed)? } else { Dqn::new(dqn, seed)? })
-        }
+        Algorithm::Dqn => opened(from, hyperparameters(config, arguments)?, seed, Dqn::new, Dqn::resume)?,
     };
     Ok((pupil, teacher_evaluations))
+}
+
+/// The hyperparameters in the configuration, with as many updates as the flags want.
+fn hyperparameters<H: Hyperparameters>(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<H> {
+    let mut table: H = config.table(H::TABLE)?;
+    if let Some(updates) = arguments.updates {
+        *table.updates_mut() = updates;
+    }
+    table.validate().with_context(|| format!("{}: {}", config.path.display(), H::TABLE))?;
+    Ok(table)
+}
+
+/// A learner that goes on `from` a training state, or a new one.
+fn opened<'a, H, L: LearnsFrom<TaughtEnvironment> + 'static>(
+    from: Option<&'a Path>,
+    hyperparameters: H,
+    seed: u64,
+    new: fn(H, u64) -> Result<L, ConfigError>,
+    resume: fn(&'a Path, &H, u64) -> Result<L, SavedStateError>,
+) -> anyhow::Result<Box<Pupil>> {
+    Ok(Box::new(match from {
+        Some(state) => resume(state, &hyperparameters, seed)?,
+        None => new(hyperparameters, seed)?,
+    }))
 }
 
 /// Gives `learner` the network of the policy file at `path`.
