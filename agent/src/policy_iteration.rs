@@ -66,9 +66,9 @@ impl Default for PolicyIterationConfig {
         PolicyIterationConfig {
             updates: 250,
             instances_per_update: 32,
-            branch_points: 6,
-            liked_choices: 6,
-            chance_choices: 4,
+            branch_points: 12,
+            liked_choices: 3,
+            chance_choices: 2,
             temperature: 0.15,
             hidden: 32,
             normaliser_updates: 3,
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn the_liked_are_tried_and_others_by_chance() {
         let legal: Vec<(usize, f32)> = (0..20).map(|index| (index, index as f32)).collect();
-        let config = PolicyIterationConfig { liked_choices: 3, chance_choices: 4, ..config() };
+        let config = PolicyIterationConfig { liked_choices: 3, chance_choices: 2, ..config() };
         let tried = to_try(&legal, &config, &mut generator(1, Stream::Choices, 0, 0));
         assert_eq!(tried.len(), 7);
         assert_eq!(tried[..3], [(19, 19.0), (18, 18.0), (17, 17.0)]);

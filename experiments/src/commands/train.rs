@@ -40,7 +40,7 @@ pub const STEPS_MAX: usize = 4096;
 /// Flags.
 #[derive(Args)]
 pub struct Arguments {
-    /// Configuration of the model family; its tables [randomisation] and [ppo] say what and how to train
+    /// Configuration of the model family; its table [randomisation] says what to train on, those of the algorithms how
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Where to write the policy; FILE.traces and FILE.state, for later algorithms FILE.state-NAME, hold the traces and the
@@ -49,7 +49,7 @@ pub struct Arguments {
     out: PathBuf,
     /// How to learn. Of several, divided by commas, each starts from the best policy of the one before
     #[arg(long, value_enum, value_name = "NAMES", value_delimiter = ',',
-        default_values_t = [Algorithm::Imitation, Algorithm::PolicyIteration])]
+        default_values_t = [Algorithm::PolicyIteration])]
     algorithm: Vec<Algorithm>,
     /// Start from the network of this policy, in place of a random one
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
