@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn the_liked_are_tried_and_others_by_chance() {
         let legal: Vec<(usize, f32)> = (0..20).map(|index| (index, index as f32)).collect();
-        let config = PolicyIterationConfig { liked_choices: 3, chance_choices: 2, ..config() };
+        let config = PolicyIterationConfig { liked_choices: 3, chance_choices: 4, ..config() };
         let tried = to_try(&legal, &config, &mut generator(1, Stream::Choices, 0, 0));
         assert_eq!(tried.len(), 7);
         assert_eq!(tried[..3], [(19, 19.0), (18, 18.0), (17, 17.0)]);

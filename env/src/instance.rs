@@ -43,14 +43,18 @@ impl Instance {
         Some(plan(self.problem(), policy.as_mut()))
     }
 
-    /// The least overhead of a reference policy that holds the budget, or none if none does.
-    pub fn reference_overhead(&self) -> Option<f64> {
-        REFERENCES
-            .iter()
-            .filter_map(|name| self.plan_with(name))
-            .filter(Planned::fits)
-            .map(|planned| self.overhead(&planned.prediction))
-            .min_by(f64::total_cmp)
+    /// The least overhead of a reference policy that holds the budget, or none if none does. Once one takes no more than
+    /// `enough`, no more are asked.
+    pub fn reference_overhead(&self, enough: f64) -> Option<f64> {
+        let mut least = None;
+        for planned in REFERENCES.iter().filter_map(|name| self.plan_with(name)).filter(Planned::fits) {
+            let overhead = self.overhead(&planned.prediction);
+            least = Some(least.map_or(overhead, |other| overhead.min(other)));
+            if overhead <= enough {
+                break;
+            }
+        }
+        least
     }
 
     /// Predicted makespan over the keep-all makespan, less one.

@@ -1,5 +1,6 @@
 //! The predicted environment: the timeline on recorded traces, with hardware that differs from episode to episode.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -17,8 +18,13 @@ use crate::walk::{Mark, Walk};
 const DRAWS_MAX: usize = 32;
 /// Instances that a hand-written policy solves at less overhead than this teach nothing.
 pub const TRIVIAL_OVERHEAD: f64 = 0.002;
+/// Instances that an environment remembers: a validation's.
+const DRAWN_MAX: usize = 64;
 /// The stream of random numbers that picks a domain, beside the one that draws from it.
 const DOMAIN_STREAM: u64 = 1;
+
+/// An instance and the overhead of the best reference policy on it.
+type Drawn = (Instance, f64);
 
 /// The distribution that instances are drawn from.
 #[derive(Clone, Debug)]
@@ -52,7 +58,7 @@ impl Domain {
     /// # Panics
     ///
     /// If no draw leaves anything to decide.
-    pub fn draw(&self, seed: u64) -> (Instance, f64) {
+    pub fn draw(&self, seed: u64) -> Drawn {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut fallback = None;
         for _ in 0..DRAWS_MAX {
@@ -61,7 +67,7 @@ impl Domain {
             if undecided.pressure().is_none() {
                 continue;
             }
-            match instance.reference_overhead() {
+            match instance.reference_overhead(TRIVIAL_OVERHEAD) {
                 Some(overhead) if overhead > TRIVIAL_OVERHEAD => return (instance, overhead),
                 Some(overhead) => fallback = Some((instance, overhead)),
                 None => fallback = fallback.or(Some((instance, 1.0))),
@@ -98,8 +104,8 @@ impl Domain {
 /// Rewards what the timeline predicts.
 pub struct PredictedEnvironment {
     domains: Arc<[Domain]>,
-    /// The last instance drawn, by its seed: the same one is often rolled out several times.
-    drawn: Option<(u64, Instance, f64)>,
+    /// The last instances drawn, by their seeds: the same ones are often rolled out several times.
+    drawn: HashMap<u64, Drawn>,
     /// The walk, and the overhead of the best reference policy.
     episode: Option<(Walk, f64)>,
 }
@@ -112,7 +118,7 @@ impl PredictedEnvironment {
     /// If there are none.
     pub fn new(domains: Arc<[Domain]>) -> Self {
         assert!(!domains.is_empty(), "an environment needs a domain to draw episodes from");
-        PredictedEnvironment { domains, drawn: None, episode: None }
+        PredictedEnvironment { domains, drawn: HashMap::new(), episode: None }
     }
 
     /// The domain of the episode that `seed` gives.
@@ -120,6 +126,19 @@ impl PredictedEnvironment {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(DOMAIN_STREAM);
         &self.domains[random.random_range(0..self.domains.len())]
+    }
+
+    /// What `seed` gives, which was drawn before or is now.
+    fn draw(&mut self, seed: u64) -> Drawn {
+        if let Some(drawn) = self.drawn.get(&seed) {
+            return drawn.clone();
+        }
+        if self.drawn.len() == DRAWN_MAX {
+            self.drawn.clear();
+        }
+        let drawn = self.domain(seed).draw(seed);
+        self.drawn.insert(seed, drawn.clone());
+        drawn
     }
 
     /// The episode under way, or the last one.
@@ -145,14 +164,10 @@ impl Environment for PredictedEnvironment {
     type Error = Infallible;
 
     fn reset(&mut self, seed: u64) -> Result<Observation, Infallible> {
-        if self.drawn.as_ref().is_none_or(|(drawn, ..)| *drawn != seed) {
-            let (instance, reference_overhead) = self.domain(seed).draw(seed);
-            self.drawn = Some((seed, instance, reference_overhead));
-        }
-        let (_, instance, reference_overhead) = self.drawn.as_ref().expect("drawn above");
-        let walk = Walk::start(instance.clone(), self.domain(seed).steps_max);
+        let (instance, reference_overhead) = self.draw(seed);
+        let walk = Walk::start(instance, self.domain(seed).steps_max);
         let observation = walk.observe();
-        self.episode = Some((walk, *reference_overhead));
+        self.episode = Some((walk, reference_overhead));
         Ok(observation)
     }
 
