@@ -243,7 +243,8 @@ fn every_algorithm_makes_a_policy_and_most_start_from_one() {
     assert!(refused.contains("--from gpt.policy") && refused.contains("what choices are worth"), "{refused}");
     let text = std::fs::read_to_string(bench.path("small.toml")).unwrap();
     bench.write("flat.toml", text.replace("[policy_iteration]", "[policy_iteration]\nbranch_points = 0"));
-    let refused = bench.refuse(&format!("{line} --out never.policy").replace("small.toml", "flat.toml"));
+    let two = "--algorithm imitation,policy-iteration --out never.policy";
+    let refused = bench.refuse(&format!("{line} {two}").replace("small.toml", "flat.toml"));
     assert!(refused.contains("policy_iteration: branch_points is 0"), "{refused}");
     assert!(!bench.path("never.policy.state").exists(), "what comes later is refused before anything begins");
     let refused = bench.refuse(&format!("{line} --without staleness,smell --out never.policy"));
