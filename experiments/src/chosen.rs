@@ -124,6 +124,11 @@ impl Chosen {
         let decided = self.plan(problem, planner);
         if !decided.planned.fits() {
             let needed = decided.planned.prediction.peak_bytes;
+            let why = if problem.is_hopeless() {
+                format!("{} bytes can never be evicted", problem.unavoidable_bytes())
+            } else {
+                format!("its plan needs {needed} bytes")
+            };
             // A few that do with little, not all: each is asked many times.
             let mut policies: Vec<_> = REFERENCES.iter().filter_map(|name| baseline(name, 0)).collect();
             if let Chosen::Learned { file, .. } = self {
@@ -132,8 +137,7 @@ impl Chosen {
             // The plan at hand may need less than what those find.
             let least = least_feasible_budget(problem, &mut policies).min(needed);
             bail!(
-                "{} cannot hold a budget of {} bytes: its plan needs {needed} bytes; the least budget that any policy \
-                 holds here is {least} bytes",
+                "{} cannot hold a budget of {} bytes: {why}; the least budget that any policy holds here is {least} bytes",
                 self.name(),
                 problem.budget_bytes,
             );

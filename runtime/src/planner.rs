@@ -42,9 +42,12 @@ impl Planned {
     }
 }
 
-/// Lets `policy` plan `problem`.
+/// Lets `policy` plan `problem`. Where no plan can hold the budget nobody is asked, and nothing is evicted: to miss it by
+/// less takes longer than any plan that holds one.
 pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
     let started = Instant::now();
+    let mut nobody = KeepAll;
+    let policy: &mut dyn Policy = if problem.is_hopeless() { &mut nobody } else { policy };
     let opened = policy.open(&problem);
     let planned = completed(problem, opened, policy);
     Planned { decide_ns: started.elapsed().as_nanos() as u64, ..planned }
@@ -275,7 +278,7 @@ pub fn least_feasible_budget(problem: Problem<'_>, policies: &mut [Box<dyn Polic
         policies.iter_mut().any(|policy| plan(problem, policy.as_mut()).fits())
     };
     let peak = problem.lineage.keep_all_peak_bytes();
-    let (mut too_little, mut enough) = (0, peak);
+    let (mut too_little, mut enough) = (problem.unavoidable_bytes().saturating_sub(1), peak);
     while enough - too_little > peak / 1024 {
         let middle = too_little + (enough - too_little) / 2;
         if fits(middle) { enough = middle } else { too_little = middle }

@@ -9,7 +9,7 @@ mod direct;
 
 use crate::estimate::Estimator;
 use crate::hardware::SlowTiers;
-use crate::lineage::Lineage;
+use crate::lineage::{Lineage, Window};
 use crate::observation::{Candidate, FEATURES, Pressure};
 use crate::plan::{ActionSet, Plan};
 use crate::policy::{Choice, Policy};
@@ -29,6 +29,32 @@ pub struct Problem<'a> {
     pub budget_bytes: u64,
     /// Evictions that may be used.
     pub actions: ActionSet,
+}
+
+impl Problem<'_> {
+    /// Whether no plan holds the budget, because more bytes can never be evicted. Where it is not, there may still be none.
+    pub fn is_hopeless(&self) -> bool {
+        self.budget_bytes < self.unavoidable_bytes()
+    }
+
+    /// Device bytes that every plan takes: the most, at any operator, that is left where all is evicted that may be.
+    pub fn unavoidable_bytes(&self) -> u64 {
+        let keep_all_bytes = self.lineage.keep_all_bytes();
+        let may_be_evicted = |window: &&Window| self.actions.swap || self.actions.recompute && window.recomputable;
+        // What evictions add to the bytes, from one operator to the next.
+        let mut change = vec![0i64; keep_all_bytes.len()];
+        for window in self.lineage.windows().iter().filter(may_be_evicted) {
+            let bytes = self.lineage.bytes(window.storage) as i64;
+            change[window.start as usize] -= bytes;
+            change[window.end as usize] += bytes;
+        }
+        let evicted = change.iter().scan(0, |evicted, change| {
+            *evicted += change;
+            Some(*evicted)
+        });
+        let left = keep_all_bytes.iter().zip(evicted).map(|(&bytes, evicted)| bytes.saturating_add_signed(evicted));
+        left.max().unwrap_or(0)
+    }
 }
 
 /// Where a sweep stands: what was decided so far.

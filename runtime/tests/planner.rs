@@ -5,11 +5,10 @@ mod support;
 
 use std::time::Duration;
 
-use plimsoll_runtime::baselines::BASELINES;
-use plimsoll_runtime::baselines::baseline;
+use plimsoll_runtime::baselines::{BASELINES, KeepAll, baseline};
 use plimsoll_runtime::planner::{LEARNED, LEARNED_SEARCH, PORTFOLIO, SEARCH};
 use plimsoll_runtime::search::Limits;
-use plimsoll_runtime::{Decided, Planned, Planner, Problem, Timeline, plan};
+use plimsoll_runtime::{Decided, Planned, Planner, Problem, Sweep, Timeline, least_feasible_budget, plan};
 use support::drawn_policy::drawn_policy;
 use support::problems::for_random_problems;
 
@@ -93,4 +92,27 @@ fn more_is_never_worse() {
         let ranks = [&whole.planned, &decodes.planned, &alone].map(rank);
         assert!(ranks.is_sorted(), "seed {seed}: {ranks:?}");
     });
+}
+
+#[test]
+fn no_plan_takes_less_than_what_cannot_be_avoided_and_some_take_just_that() {
+    let mut exact = 0;
+    for_random_problems(150, 60, |seed, problem| {
+        let unavoidable = problem.unavoidable_bytes();
+        let hopeless = Problem { budget_bytes: unavoidable.saturating_sub(1), ..*problem };
+        let policies = || BASELINES.iter().map(|name| baseline(name, seed).unwrap());
+        let taken = policies().map(|mut policy| {
+            let mut sweep = Sweep::new(hopeless, policy.open(&hopeless));
+            sweep.decide(policy.as_mut());
+            sweep.prediction().peak_bytes
+        });
+        let taken = taken.min().unwrap();
+        assert!(taken >= unavoidable, "seed {seed}: {taken} bytes, fewer than {unavoidable}");
+        let least = least_feasible_budget(*problem, &mut policies().collect::<Vec<_>>());
+        assert!(least >= unavoidable, "seed {seed}: a budget of {least} bytes is held, fewer than {unavoidable}");
+        exact += usize::from(taken == unavoidable);
+        let keep_all = plan(hopeless, &mut KeepAll);
+        assert!(policies().all(|mut policy| plan(hopeless, policy.as_mut()).plan == keep_all.plan), "seed {seed}");
+    });
+    assert!(exact > 50, "the bound is met {exact} times");
 }

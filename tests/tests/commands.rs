@@ -447,10 +447,11 @@ fn run_holds_the_budget_and_changes_nothing() {
 fn a_budget_below_what_is_possible_names_the_least_one_before_the_loop_runs() {
     let bench = bench();
     let at = "--link 1GB/s --policy";
-    for call in [
-        format!("plan --trace gpt.plimsoll --budget 5% {at} dtr"),
-        format!("plan --trace gpt.plimsoll --budget 4KiB {at} gpt.policy"),
-        format!("run --config gpt.toml --workload gpt-tiny --budget 5% --iterations 1000000 {at} lru"),
+    for (call, is_hopeless) in [
+        (format!("plan --trace gpt.plimsoll --budget 5% {at} dtr"), true),
+        (format!("plan --trace gpt.plimsoll --budget 4KiB {at} gpt.policy"), true),
+        (format!("run --config gpt.toml --workload gpt-tiny --budget 5% --iterations 1000000 {at} lru"), true),
+        (format!("plan --trace gpt.plimsoll --budget 90% {at} keep-all"), false),
     ] {
         let message = bench.refuse(&call);
         let least: u64 = message
@@ -459,8 +460,11 @@ fn a_budget_below_what_is_possible_names_the_least_one_before_the_loop_runs() {
             .unwrap_or_else(|| panic!("{message}"));
         let peak = Trace::load(bench.path("gpt.plimsoll")).unwrap().peak_bytes;
         assert!((peak / 20..peak).contains(&least), "{message}");
-        let needed = message.split_once("its plan needs ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
-        assert!(needed.is_some_and(|needed: u64| least <= needed), "{message}");
+        let never = message.split_once(" bytes can never be evicted").and_then(|(why, _)| why.rsplit(' ').next());
+        let needed = message.split_once("its plan needs ").and_then(|(_, rest)| rest.split(' ').next());
+        assert_eq!((never.is_some(), needed.is_some()), (is_hopeless, !is_hopeless), "{message}");
+        assert!(never.is_none_or(|bytes| bytes.parse::<u64>().unwrap() <= least), "{message}");
+        assert!(needed.is_none_or(|bytes| bytes.parse::<u64>().unwrap() >= least), "{message}");
     }
     let message = bench.refuse(&format!("plan --trace gpt.plimsoll --budget 5% {at} dtr"));
     let least = message.split_once("holds here is ").unwrap().1.split(' ').next().unwrap();

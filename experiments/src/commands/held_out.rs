@@ -271,9 +271,8 @@ fn compare(
 ) -> (Vec<PointReport>, Skipped) {
     let learned: Vec<&dyn MakePolicy> = contest.contestants.iter().map(|contestant| contestant as _).collect();
     let spinner = progress::spinner("choosing points");
-    let (points, keep_all_fits) = grid(traces, latency_ns, flags.recompute_only, &learned);
+    let (points, mut skipped) = grid(traces, latency_ns, flags.recompute_only, &learned);
     spinner.finish_and_clear();
-    let mut skipped = Skipped { keep_all_fits, ..Skipped::default() };
     let bar = progress::bar(points.len() as u64, "baselines");
     let judged: Vec<Judged> = points.into_par_iter().map(Field::judge).inspect(|_| bar.inc(1)).collect();
     bar.finish_and_clear();
@@ -286,7 +285,7 @@ fn compare(
     let bar = progress::bar(fields.len() as u64, "points");
     let reports: Vec<Option<PointReport>> = fields.par_iter().map(|field| hold(contest, field, &bar)).collect();
     bar.finish_and_clear();
-    skipped.infeasible = reports.iter().filter(|report| report.is_none()).count();
+    skipped.infeasible += reports.iter().filter(|report| report.is_none()).count();
     (reports.into_iter().flatten().collect(), skipped)
 }
 

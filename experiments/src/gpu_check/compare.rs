@@ -12,9 +12,10 @@ use plimsoll_env::Instance;
 use plimsoll_env::real::{Measurement, run_plan};
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
+use plimsoll_runtime::baselines::Largest;
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::timetable::Timetable;
-use plimsoll_runtime::{ActionSet, Decided, Lineage, Planner, Timeline, Trace};
+use plimsoll_runtime::{ActionSet, Decided, Lineage, Plan, Planned, Planner, Sweep, Timeline, Trace};
 use serde::Serialize;
 
 use super::{Bed, Findings, Request};
@@ -93,12 +94,15 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     bench.measure(&instance, 1.0, "keep-all", &keep_all.plan(instance.problem(), &Planner::default()), findings)?;
     for Everything { name, actions } in EVERYTHING {
         let unlimited = Instance { budget_bytes: 0, actions, ..instance.clone() };
-        let mut decided = Chosen::parse("largest")?.plan(unlimited.problem(), &Planner::default());
+        let mut sweep = Sweep::new(unlimited.problem(), Plan::keep_all(unlimited.lineage.windows().len()));
+        sweep.decide(&mut Largest);
+        let (plan, decisions) = (sweep.plan().clone(), sweep.decisions());
         // No budget that it is held to: what such a plan needs, and may use.
-        let needed = Instance { budget_bytes: decided.planned.prediction.peak_bytes, ..unlimited };
+        let needed = Instance { budget_bytes: sweep.prediction().peak_bytes, ..unlimited.clone() };
         let mut timeline = Timeline::new(&needed.trace, &needed.lineage, link);
-        decided.planned.prediction = timeline.schedule(&decided.planned.plan, needed.budget_bytes).1;
-        bench.measure(&needed, 0.0, name, &decided, findings)?;
+        let prediction = timeline.schedule(&plan, needed.budget_bytes).1;
+        let planned = Planned { plan, prediction, decisions, decide_ns: 0 };
+        bench.measure(&needed, 0.0, name, &Decided { planned, by: "largest" }, findings)?;
     }
     let mut drawn = false;
     for policy in policies(request)? {

@@ -45,7 +45,7 @@ pub struct Skipped {
     pub beyond_points_max: usize,
 }
 
-/// The points of `traces`, in order, and how many more there are where nothing has to be evicted.
+/// The points of `traces`, in order, and how many more there are where nothing has to be evicted or not enough can be.
 ///
 /// `learned` policies help to find the least feasible budget.
 pub fn grid(
@@ -53,7 +53,7 @@ pub fn grid(
     latency_ns: u64,
     recompute_only: bool,
     learned: &[&dyn MakePolicy],
-) -> (Vec<Point>, usize) {
+) -> (Vec<Point>, Skipped) {
     let of_trace = |trace: &Arc<Trace>| {
         let lineage = Arc::new(Lineage::of(trace));
         let swapping = LINKS_BYTES_PER_S.map(|rate| (Link::symmetric(rate, latency_ns), ActionSet::ALL));
@@ -80,10 +80,10 @@ pub fn grid(
         points
     };
     let all: Vec<Point> = traces.par_iter().flat_map_iter(of_trace).collect();
-    let total = all.len();
-    let pressed: Vec<Point> = all.into_iter().filter(Point::asks_for_a_decision).collect();
-    let keep_all_fits = total - pressed.len();
-    (pressed, keep_all_fits)
+    let (possible, hopeless): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|point| !point.instance.problem().is_hopeless());
+    let (pressed, fitting): (Vec<_>, Vec<_>) = possible.into_iter().partition(Point::asks_for_a_decision);
+    (pressed, Skipped { keep_all_fits: fitting.len(), infeasible: hopeless.len(), ..Skipped::default() })
 }
 
 /// Something that makes a policy anew for each problem.
