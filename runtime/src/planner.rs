@@ -54,7 +54,7 @@ pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
 }
 
 /// Lets `policy` decide what `plan` leaves open at pressure points.
-pub(crate) fn completed(problem: Problem<'_>, plan: Plan, policy: &mut dyn Policy) -> Planned {
+pub fn completed(problem: Problem<'_>, plan: Plan, policy: &mut dyn Policy) -> Planned {
     let started = Instant::now();
     let start = if policy.weighs_waiting() { Sweep::weighing_waits } else { Sweep::new };
     let mut sweep = start(problem, plan);

@@ -9,9 +9,9 @@ mod direct;
 
 use crate::estimate::Estimator;
 use crate::hardware::SlowTiers;
-use crate::lineage::{Lineage, Window};
+use crate::lineage::{Lineage, WindowId};
 use crate::observation::{Candidate, FEATURES, Pressure};
-use crate::plan::{ActionSet, Plan};
+use crate::plan::{Action, ActionSet, Plan};
 use crate::policy::{Choice, Policy};
 use crate::timeline::{OnPressure, Prediction, Pressed, Run, Timeline};
 use crate::trace::Trace;
@@ -32,6 +32,16 @@ pub struct Problem<'a> {
 }
 
 impl Problem<'_> {
+    /// Whether `action` may be taken for `window`.
+    pub fn allows(&self, window: WindowId, action: Action) -> bool {
+        self.actions.allows(action) && (action != Action::Recompute || self.lineage.window(window).recomputable)
+    }
+
+    /// Whether some action may evict `window`.
+    pub fn may_evict(&self, window: WindowId) -> bool {
+        [Action::Swap, Action::Recompute].into_iter().any(|action| self.allows(window, action))
+    }
+
     /// Whether no plan holds the budget, because more bytes can never be evicted. Where it is not, there may still be none.
     pub fn is_hopeless(&self) -> bool {
         self.budget_bytes < self.unavoidable_bytes()
@@ -40,10 +50,10 @@ impl Problem<'_> {
     /// Device bytes that every plan takes: the most, at any operator, that is left where all is evicted that may be.
     pub fn unavoidable_bytes(&self) -> u64 {
         let keep_all_bytes = self.lineage.keep_all_bytes();
-        let may_be_evicted = |window: &&Window| self.actions.swap || self.actions.recompute && window.recomputable;
         // What evictions add to the bytes, from one operator to the next.
         let mut change = vec![0i64; keep_all_bytes.len()];
-        for window in self.lineage.windows().iter().filter(may_be_evicted) {
+        let windows = (0..).map(WindowId).zip(self.lineage.windows());
+        for (_, window) in windows.filter(|(id, _)| self.may_evict(*id)) {
             let bytes = self.lineage.bytes(window.storage) as i64;
             change[window.start as usize] -= bytes;
             change[window.end as usize] += bytes;

@@ -6,9 +6,9 @@ mod support;
 use std::time::Duration;
 
 use plimsoll_runtime::baselines::{BASELINES, KeepAll, baseline};
-use plimsoll_runtime::planner::{LEARNED, LEARNED_SEARCH, PORTFOLIO, SEARCH};
+use plimsoll_runtime::planner::{LEARNED, LEARNED_SEARCH, PORTFOLIO, SEARCH, completed};
 use plimsoll_runtime::search::Limits;
-use plimsoll_runtime::{Decided, Planned, Planner, Problem, Sweep, Timeline, least_feasible_budget, plan};
+use plimsoll_runtime::{Decided, Planned, Planner, Problem, Timeline, least_feasible_budget, plan};
 use support::drawn_policy::drawn_policy;
 use support::problems::for_random_problems;
 
@@ -102,9 +102,8 @@ fn no_plan_takes_less_than_what_cannot_be_avoided_and_some_take_just_that() {
         let hopeless = Problem { budget_bytes: unavoidable.saturating_sub(1), ..*problem };
         let policies = || BASELINES.iter().map(|name| baseline(name, seed).unwrap());
         let taken = policies().map(|mut policy| {
-            let mut sweep = Sweep::new(hopeless, policy.open(&hopeless));
-            sweep.decide(policy.as_mut());
-            sweep.prediction().peak_bytes
+            let opened = policy.open(&hopeless);
+            completed(hopeless, opened, policy.as_mut()).prediction.peak_bytes
         });
         let taken = taken.min().unwrap();
         assert!(taken >= unavoidable, "seed {seed}: {taken} bytes, fewer than {unavoidable}");

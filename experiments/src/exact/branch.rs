@@ -97,13 +97,8 @@ pub struct Tree<'a, 'h> {
 impl<'a, 'h> Tree<'a, 'h> {
     /// The tree's root. Windows that nothing may evict are kept.
     pub fn new(highs: &'h Highs, problem: Problem<'a>, program: &'a Program) -> Result<Self, HighsError> {
-        let windows = problem.lineage.windows().iter();
-        let fixed: Vec<u8> = windows
-            .map(|window| {
-                let evictable = problem.actions.swap || (problem.actions.recompute && window.recomputable);
-                if evictable { OPEN } else { Action::Keep as u8 }
-            })
-            .collect();
+        let windows = (0..problem.lineage.windows().len() as u32).map(WindowId);
+        let fixed: Vec<u8> = windows.map(|id| if problem.may_evict(id) { OPEN } else { Action::Keep as u8 }).collect();
         let loaded = vec![OPEN; fixed.len()];
         let root = Node { bound_ns: Reverse(problem.lineage.keep_all_makespan_ns()), depth: 0, fixed };
         let solver = Solver::new(highs, &program.model, false)?;
@@ -190,8 +185,7 @@ impl<'a, 'h> Tree<'a, 'h> {
     }
 
     fn allows(&self, window: usize, action: Action) -> bool {
-        let recomputable = self.problem.lineage.windows()[window].recomputable;
-        self.problem.actions.allows(action) && (action != Action::Recompute || recomputable)
+        self.problem.allows(WindowId(window as u32), action)
     }
 
     /// Gives the solver the bounds that `fixed` stands for.

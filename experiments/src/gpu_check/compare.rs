@@ -14,8 +14,9 @@ use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::Largest;
 use plimsoll_runtime::file::write_whole;
+use plimsoll_runtime::planner::completed;
 use plimsoll_runtime::timetable::Timetable;
-use plimsoll_runtime::{ActionSet, Decided, Lineage, Plan, Planned, Planner, Sweep, Timeline, Trace};
+use plimsoll_runtime::{ActionSet, Decided, Lineage, Plan, Planner, Timeline, Trace};
 use serde::Serialize;
 
 use super::{Bed, Findings, Request};
@@ -94,14 +95,12 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     bench.measure(&instance, 1.0, "keep-all", &keep_all.plan(instance.problem(), &Planner::default()), findings)?;
     for Everything { name, actions } in EVERYTHING {
         let unlimited = Instance { budget_bytes: 0, actions, ..instance.clone() };
-        let mut sweep = Sweep::new(unlimited.problem(), Plan::keep_all(unlimited.lineage.windows().len()));
-        sweep.decide(&mut Largest);
-        let (plan, decisions) = (sweep.plan().clone(), sweep.decisions());
+        let nothing = Plan::keep_all(unlimited.lineage.windows().len());
+        let mut planned = completed(unlimited.problem(), nothing, &mut Largest);
         // No budget that it is held to: what such a plan needs, and may use.
-        let needed = Instance { budget_bytes: sweep.prediction().peak_bytes, ..unlimited.clone() };
+        let needed = Instance { budget_bytes: planned.prediction.peak_bytes, ..unlimited };
         let mut timeline = Timeline::new(&needed.trace, &needed.lineage, link);
-        let prediction = timeline.schedule(&plan, needed.budget_bytes).1;
-        let planned = Planned { plan, prediction, decisions, decide_ns: 0 };
+        planned.prediction = timeline.schedule(&planned.plan, needed.budget_bytes).1;
         bench.measure(&needed, 0.0, name, &Decided { planned, by: "largest" }, findings)?;
     }
     let mut drawn = false;

@@ -19,7 +19,7 @@ impl Policy for Chen {
         let lineage = problem.lineage;
         let mut plan = Plan::keep_all(lineage.windows().len());
         let mut chain = super::forward_to_backward(problem);
-        chain.retain(|&id| lineage.window(id).recomputable && problem.actions.recompute);
+        chain.retain(|&id| problem.allows(id, Action::Recompute));
         chain.sort_by_key(|&id| lineage.window(id).version);
         let stride = (chain.len() as f64).sqrt().round().max(1.0) as usize;
         for (position, &id) in chain.iter().enumerate() {

@@ -5,7 +5,7 @@ use crate::plan::{Action, Plan};
 use crate::planner;
 use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
-use crate::search::cost::{Judge, allows, useful_windows};
+use crate::search::cost::{Judge, useful_windows};
 use crate::sweep::Problem;
 
 /// Plans in a generation.
@@ -89,7 +89,7 @@ impl Breeding<'_, '_> {
         let window = self.windows[position];
         let actions = [Action::Keep, Action::Swap, Action::Recompute];
         let action = actions[self.random.below(actions.len())];
-        if allows(self.problem, window, action) {
+        if self.problem.allows(window, action) {
             plan.set(window, action);
         }
     }

@@ -3,7 +3,7 @@ use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
 use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
-use crate::search::cost::{Judge, allows, useful_windows};
+use crate::search::cost::{Judge, useful_windows};
 use crate::sweep::Problem;
 
 /// Particles, as in the paper.
@@ -61,7 +61,7 @@ impl Swarm<'_, '_> {
     fn decode(&mut self, at: &[f32]) {
         for (&window, &coordinate) in self.windows.iter().zip(at) {
             let action = ACTIONS[(coordinate as usize).min(ACTIONS.len() - 1)];
-            let action = if allows(self.problem, window, action) { action } else { Action::Keep };
+            let action = if self.problem.allows(window, action) { action } else { Action::Keep };
             self.plan.set(window, action);
         }
     }

@@ -139,11 +139,6 @@ impl Policy for NoisyPrice {
     }
 }
 
-/// Whether `action` may be taken for `window`.
-pub(crate) fn allows(problem: &Problem<'_>, window: WindowId, action: Action) -> bool {
-    problem.actions.allows(action) && (action != Action::Recompute || problem.lineage.window(window).recomputable)
-}
-
 /// Windows whose eviction can matter: those that span an operator where keep-all would exceed the budget, and that some
 /// action may evict.
 pub(crate) fn useful_windows(problem: &Problem<'_>) -> Vec<WindowId> {
@@ -152,11 +147,10 @@ pub(crate) fn useful_windows(problem: &Problem<'_>) -> Vec<WindowId> {
     for &bytes in lineage.keep_all_bytes() {
         over_before.push(over_before[over_before.len() - 1] + u32::from(bytes > problem.budget_bytes));
     }
-    let evictions = [Action::Swap, Action::Recompute];
     let useful = |id: &WindowId| {
         let window = lineage.window(*id);
         let spans = over_before[window.end as usize] > over_before[window.start as usize];
-        spans && evictions.into_iter().any(|action| allows(problem, *id, action))
+        spans && problem.may_evict(*id)
     };
     (0..lineage.windows().len() as u32).map(WindowId).filter(useful).collect()
 }

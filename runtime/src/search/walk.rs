@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use super::cost::{Judge, NoisyPrice, allows, useful_windows};
+use super::cost::{Judge, NoisyPrice, useful_windows};
 use super::{Found, Improvement, Limits};
 use crate::learned::LearnedPolicy;
 use crate::lineage::WindowId;
@@ -297,8 +297,7 @@ impl<'a> Walk<'a> {
         let Some(from) = self.draw(Self::is_evicted) else { return false };
         let to = self.siblings[from.index()][self.random.below(2)];
         let action = self.plan.action(from);
-        if to == NONE || !allows(&self.problem, WindowId(to), action) || self.plan.action(WindowId(to)) != Action::Keep
-        {
+        if to == NONE || !self.problem.allows(WindowId(to), action) || self.plan.action(WindowId(to)) != Action::Keep {
             return false;
         }
         self.change(from, Action::Keep);
@@ -310,7 +309,7 @@ impl<'a> Walk<'a> {
     fn other_eviction(&mut self) -> bool {
         let Some(id) = self.draw(Self::is_evicted) else { return false };
         let other = if self.plan.action(id) == Action::Swap { Action::Recompute } else { Action::Swap };
-        if !allows(&self.problem, id, other) {
+        if !self.problem.allows(id, other) {
             return false;
         }
         self.change(id, other);
@@ -353,7 +352,7 @@ impl<'a> Walk<'a> {
     /// A legal action that is `wanted`.
     fn draw_action(&mut self, id: WindowId, wanted: impl Fn(Action) -> bool) -> Option<Action> {
         let problem = &self.problem;
-        let legal = || ACTIONS.into_iter().filter(|&action| wanted(action) && allows(problem, id, action));
+        let legal = || ACTIONS.into_iter().filter(|&action| wanted(action) && problem.allows(id, action));
         let count = legal().count();
         (count > 0).then(|| self.random.below(count)).and_then(|drawn| legal().nth(drawn))
     }
