@@ -172,9 +172,12 @@ impl Step {
 }
 
 /// DeepTM's reward of one step: the share of the candidates' bytes that leaves, less the time that it is estimated to
-/// cost as a share of the makespan. Both are read off the features.
+/// cost as a share of the makespan. Both are read off the features. Waiting, which DeepTM does not know, earns nothing.
 fn step_reward(observation: &Observation, chosen: usize) -> f32 {
     let row = &observation.features[chosen / LOGITS * FEATURES..][..FEATURES];
+    if row[column("is_wait")] == 1.0 {
+        return 0.0;
+    }
     let price = if chosen.is_multiple_of(LOGITS) { "swap_price" } else { "recompute_price" };
     let share_of_bytes = row[column("log_size_to_deficit")].exp() * row[column("severity")];
     // The price is per deficit covered, and compressed.

@@ -178,7 +178,7 @@ fn study<E: Taught>(
         let result = environment.step(choice(taken))?;
         studied.transitions += 1;
         studied.total_reward += f64::from(result.reward);
-        if right.is_some() {
+        if right.is_some() && sampler.legal().len() > 1 {
             studied.taught += 1;
             studied.known += usize::from(is_right(liked));
             let right: Vec<usize> = (0..LOGITS * observation.candidates()).filter(|&chosen| is_right(chosen)).collect();

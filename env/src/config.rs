@@ -313,7 +313,8 @@ impl FamilyConfig {
             }
         }
         self.randomisation.check()?;
-        let Evaluation { budgets, iterations, .. } = &self.evaluation;
+        let Evaluation { budgets, iterations, actions, .. } = &self.evaluation;
+        require(|| "evaluation.actions".into(), actions.swap || actions.recompute, "must hold swap or recompute")?;
         require(|| "evaluation.budgets".into(), !budgets.is_empty(), "must hold at least one budget")?;
         require(|| "evaluation.iterations".into(), *iterations >= 1, "must be at least 1")?;
         let holds = |limit: Option<Bytes>| limit.is_none_or(|Bytes(bytes)| bytes >= PAGE_BYTES);
@@ -329,8 +330,8 @@ impl Randomisation {
     fn check(&self) -> Result<(), (String, Problem)> {
         let key = |name: &'static str| move || format!("randomisation.{name}");
         let [least, most] = self.budget_share;
-        let share = 0.0 < least && least <= most && most.is_finite();
-        require(key("budget_share"), share, "must be two shares above 0, the lesser first")?;
+        let share = 0.0 < least && least <= most && most < 1.0;
+        require(key("budget_share"), share, "must be two shares between 0 and 1, the lesser first")?;
         let among = (0.0..=1.0).contains(&self.recompute_only);
         require(key("recompute_only"), among, "must be a share between 0 and 1")?;
         let noise = self.cost_noise.is_finite() && self.cost_noise >= 0.0;

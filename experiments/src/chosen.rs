@@ -1,13 +1,13 @@
 //! A policy as the command line names it: a baseline by its name, or a policy file by its path.
 
 use std::path::Path;
-
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use plimsoll_env::instance::REFERENCES;
 use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
+use plimsoll_runtime::planner::LEARNED;
 use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::{
     ActionSet, Decided, LearnedPolicy, Planner, Policy, PolicyFile, Problem, least_feasible_budget, plan,
@@ -36,7 +36,7 @@ impl PlannerFlags {
     pub fn planner(&self) -> Planner {
         let limits = match self.search_plans {
             Some(plans) => Limits::evaluations(plans),
-            None if self.search_ms == 0 => return Planner::decoding(self.decodes),
+            None if self.search_ms == 0 => return Planner::decoding(self.decodes, self.search_seed),
             None => Limits::wall(Duration::from_millis(self.search_ms)),
         };
         Planner { decodes: self.decodes, limits: Limits { seed: self.search_seed, ..limits }, ..Planner::default() }
@@ -78,6 +78,14 @@ impl Chosen {
         match self {
             Chosen::Baseline(name) => name,
             Chosen::Learned { name, .. } => name,
+        }
+    }
+
+    /// The name of what decides, in results.
+    pub fn decides(&self) -> &'static str {
+        match self {
+            Chosen::Baseline(name) => name,
+            Chosen::Learned { .. } => LEARNED,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Real training loops as the commands use them: opened, recorded, compared bit for bit.
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
@@ -30,6 +30,19 @@ pub struct LoopFlags {
     /// Seed of the model's parameters, its data and its dropout
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub seed: u64,
+}
+
+impl LoopFlags {
+    /// Refuses another device than the CPU, for a command that runs its loops there.
+    pub fn require_cpu(&self, command: &str) -> anyhow::Result<()> {
+        ensure!(
+            self.device == DeviceName::Cpu,
+            "--device {}: `plimsoll {command}` is for the CPU; `record`, `run`, `evaluate --real` and `gpu-check` run \
+             loops on a GPU",
+            self.device
+        );
+        Ok(())
+    }
 }
 
 /// The flag that says how fast copies are.

@@ -1,7 +1,7 @@
 //! The planner: from a policy's decisions to the one plan that is carried out.
 //!
-//! A decode of a policy, some more of them with chance, what baselines make of the problem, and a search from the best of
-//! them all; the timeline judges each. What a policy sees, what a baseline's rule is, and how the search moves are not known
+//! A decode of a policy, some more of them, what baselines make of the problem, and a search from the best of them all; the
+//! timeline judges each. What a policy sees, what a baseline's rule is, and how the search moves are not known
 //! here.
 
 use std::ops::ControlFlow;
@@ -42,8 +42,8 @@ impl Planned {
     }
 }
 
-/// Lets `policy` plan `problem`. Where no plan can hold the budget nobody is asked, and nothing is evicted: to miss it by
-/// less takes longer than any plan that holds one.
+/// Lets `policy` plan `problem`. Where more than the budget can never be evicted nobody is asked, and nothing is evicted: to
+/// miss it by less takes longer than any plan that holds one.
 pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
     let started = Instant::now();
     let mut nobody = KeepAll;
@@ -76,6 +76,8 @@ pub struct Decided {
     pub by: &'static str,
 }
 
+/// The name of the plan that evicts nothing, where nobody made a better one.
+const KEEP_ALL: &str = "keep-all";
 /// The name of plans that a learned policy made.
 pub const LEARNED: &str = "learned";
 /// The name of plans that a search found, a learned policy's plans being among those that it could start from.
@@ -124,8 +126,8 @@ pub fn portfolio_share(asked: usize) -> f64 {
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///
 /// One decode of the policy is always made. What comes after it may be cut short by [`Limits::wall`], which is exceeded by
-/// no more than the cost of one decode. Without that, the same seed and the same numbers give the same plan on every
-/// machine.
+/// no more than one decode, one baseline's plan or one sweep of the search; but where no plan fits yet, every baseline is
+/// asked. Without that, the same seed and the same numbers give the same plan on every machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner {
     /// Decodes of a learned policy beside the greedy one: for shares of the budget, then sampled.
@@ -145,15 +147,19 @@ impl Default for Planner {
 }
 
 impl Planner {
-    /// One greedy decode and `decodes` sampled ones, without a limit of time, without baselines and without search.
-    pub const fn decoding(decodes: u64) -> Self {
-        Planner { decodes, portfolio: &[], limits: Limits::evaluations(0) }
+    /// One greedy decode and `decodes` further ones, of which chance has its share by `seed`, without a limit of time and
+    /// without search; baselines only where no decode fits.
+    pub const fn decoding(decodes: u64, seed: u64) -> Self {
+        Planner { decodes, portfolio: &[], limits: Limits { seed, ..Limits::evaluations(0) } }
     }
 
     /// Plans `problem`. Without a policy, baselines and search do what they can: the control that says what a policy is
     /// good for; without a portfolio as well, it is the search from keep-all.
     pub fn plan(&self, problem: Problem<'_>, policy: Option<&LearnedPolicy>) -> Decided {
         let started = Instant::now();
+        if problem.is_hopeless() {
+            return Decided { planned: plan(problem, &mut KeepAll), by: KEEP_ALL };
+        }
         let mut planning = Planning::new(problem, self.limits, policy, started);
         if let Some(policy) = policy {
             planning.decode(policy, self.decodes);
@@ -195,7 +201,7 @@ impl<'a> Planning<'a> {
     fn new(problem: Problem<'a>, limits: Limits, policy: Option<&'a LearnedPolicy>, started: Instant) -> Self {
         let best = match policy {
             Some(policy) => Decided { planned: plan(problem, &mut policy.clone()), by: LEARNED },
-            None => Decided { planned: plan(problem, &mut KeepAll), by: "keep-all" },
+            None => Decided { planned: plan(problem, &mut KeepAll), by: KEEP_ALL },
         };
         Planning { problem, limits, started, best, asked: Vec::new(), policy }
     }
@@ -279,7 +285,7 @@ pub fn least_feasible_budget(problem: Problem<'_>, policies: &mut [Box<dyn Polic
     };
     let peak = problem.lineage.keep_all_peak_bytes();
     let (mut too_little, mut enough) = (problem.unavoidable_bytes().saturating_sub(1), peak);
-    while enough - too_little > peak / 1024 {
+    while enough - too_little > (peak / 1024).max(1) {
         let middle = too_little + (enough - too_little) / 2;
         if fits(middle) { enough = middle } else { too_little = middle }
     }

@@ -69,8 +69,8 @@ pub struct Found {
     pub curve: Vec<Improvement>,
 }
 
-/// Searches from `starts`, and from plain keep-all, for the best plan of `problem`. A `guide` sweeps regions anew, by
-/// chance, in turn with prices. `watch` hears of the best so far now and then, with the evaluations and the time spent,
+/// Searches from the best of `starts` and of a sweep by price for the best plan of `problem`. A `guide` sweeps regions anew,
+/// by chance, in turn with prices. `watch` hears of the best so far now and then, with the evaluations and the time spent,
 /// and may end the search.
 pub fn search(
     problem: Problem<'_>,

@@ -127,10 +127,15 @@ impl<'a> Sweep<'a> {
     pub fn restart(&mut self, plan: &Plan) {
         self.plan.clone_from(plan);
         self.decisions = 0;
-        if self.patient_until != usize::MAX {
+        if self.asks_to_wait() {
             self.patient_until = 0;
         }
         self.advance();
+    }
+
+    /// Whether it stops where something would have to wait.
+    fn asks_to_wait(&self) -> bool {
+        self.patient_until != usize::MAX
     }
 
     /// Where it stands.
@@ -187,8 +192,8 @@ impl<'a> Sweep<'a> {
     /// Lets `policy` decide everything that is left.
     pub fn decide(&mut self, policy: &mut dyn Policy) {
         self.described = policy.reads_features();
-        if policy.weighs_waiting() && self.patient_until == usize::MAX {
-            self.patient_until = 0;
+        if policy.weighs_waiting() != self.asks_to_wait() {
+            self.patient_until = if policy.weighs_waiting() { 0 } else { usize::MAX };
             self.advance();
         }
         while let Some(pressure) = self.pressure() {

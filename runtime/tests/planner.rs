@@ -86,7 +86,7 @@ fn more_is_never_worse() {
     for_random_problems(60, 60, |seed, problem| {
         let policy = drawn_policy(seed);
         let alone = plan(*problem, &mut policy.clone());
-        let decodes = Planner::decoding(4).plan(*problem, Some(&policy));
+        let decodes = Planner::decoding(4, 0).plan(*problem, Some(&policy));
         let whole = Planner { decodes: 4, limits: evaluations(200, 0), ..Planner::default() };
         let whole = whole.plan(*problem, Some(&policy));
         let ranks = [&whole.planned, &decodes.planned, &alone].map(rank);

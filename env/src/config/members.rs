@@ -1,7 +1,8 @@
 //! Members of a family that are drawn from ranges, and what splits those to train on from those held out.
 //!
-//! The split is one of structure: a key that the held-out ranges name has no value there that it has in training, so a
-//! held-out member is never a member of the training set with other noise. Which member is drawn depends on the seed
+//! The split is one of structure: a key that the held-out ranges name has no value there that the training ranges have, so
+//! a held-out member is never a drawn one with other noise. Members that have a name are trained on beside those: some share
+//! one value with what is held out, none all of them. Which member is drawn depends on the seed
 //! alone. What a key means is the family's business: a range gives a value to any key of its workloads.
 
 use std::collections::BTreeMap;

@@ -75,6 +75,7 @@ fn batches(arguments: &Arguments, configured: i64) -> anyhow::Result<Vec<(i64, b
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    arguments.flags.require_cpu("advise")?;
     let config = FamilyConfig::load(&arguments.config)?;
     let configured = config.workload(&arguments.workload)?.batch();
     let batches = batches(&arguments, configured)?;

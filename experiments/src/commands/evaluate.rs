@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::FileError;
 use plimsoll_runtime::file::{require_writable, write_whole};
@@ -108,11 +109,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
     }
     let tiers = arguments.tiers.clone().or(config.evaluation.host_limit, config.evaluation.spill.as_ref());
+    // On the CPU a link is always emulated: the configuration's, unless another is named.
+    let paces = arguments.flags.device == DeviceName::Cpu || arguments.link.is_emulated();
     let link = || emulated(arguments.link.link.unwrap_or(config.evaluation.link));
     let comparison = Comparison {
         config: &config,
         policies: &policies,
-        tiers: tiers.open_on(arguments.flags.device, link, true)?,
+        tiers: tiers.open_on(arguments.flags.device, link, paces)?,
         planner: arguments.planner.planner(),
         real: arguments.real,
         flags: &arguments.flags,

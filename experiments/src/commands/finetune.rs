@@ -97,6 +97,7 @@ impl Verdict {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
+    arguments.flags.require_cpu("finetune")?;
     let config = FamilyConfig::load(&arguments.config)?;
     let start = PolicyFile::load(&arguments.from).context("--from")?;
     require_writable(&arguments.out)?;
@@ -157,6 +158,7 @@ fn pupil(arguments: &Arguments, start: &NetworkWeights) -> anyhow::Result<Box<Pu
                 instances_per_update: 1,
                 hidden,
                 deviation: 0.03,
+                normaliser_updates: 0,
                 learning_rate: 0.02,
                 ..EvolutionConfig::default()
             },

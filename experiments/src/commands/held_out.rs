@@ -1,6 +1,6 @@
 //! `plimsoll evaluate --held-out`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,8 @@ const SIGNED: &str = "held_out.";
 pub struct HeldOutFlags {
     /// Compare on held-out members of the family, at seven budgets, over links of 12 and 25 GB/s and by recomputing
     /// alone, with every baseline and with searches of the same time
-    #[arg(long, conflicts_with_all = ["real", "workload", "budget", "baseline", "scatter", "logdir", "link"])]
+    #[arg(long, conflicts_with_all = ["real", "workload", "budget", "baseline", "iterations",
+        "scatter", "logdir", "link", "host_limit", "spill", "spill_limit"])]
     pub held_out: bool,
     /// With --held-out: compare on the traces in this folder, in place of recording members; logs of simrd count
     #[arg(long, value_name = "DIR", requires = "held_out")]
@@ -146,6 +147,10 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     let started = Instant::now();
     request.json.map_or(Ok(()), |path| require_writable(path))?;
     let contestants = contestants(request.policy, &flags.beside)?;
+    if flags.sign {
+        let Chosen::Learned { .. } = contestants[0].policy else { bail!("--sign: {} is no file", request.policy) };
+        require_writable(Path::new(request.policy))?;
+    }
     let contest = Contest {
         contestants: &contestants,
         decodes: request.planner.decodes,
@@ -206,7 +211,15 @@ fn contestants(policy: &str, beside: &[String]) -> anyhow::Result<Vec<Contestant
         Ok(Contestant { name: stem.unwrap_or_else(|| name.to_owned()), policy })
     };
     let own = Contestant { name: "policy".to_owned(), ..contestant(policy)? };
-    std::iter::once(Ok(own)).chain(beside.iter().map(|name| contestant(name))).collect()
+    let mut contestants = vec![own];
+    for name in beside {
+        let another = contestant(name)?;
+        if contestants.iter().any(|known| known.name == another.name) {
+            bail!("--beside {name}: another policy of this call is called {} in its report", another.name);
+        }
+        contestants.push(another);
+    }
+    Ok(contestants)
 }
 
 /// Writes what the policy came to into the provenance of its file.

@@ -9,6 +9,7 @@ use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::units::Budget;
 use plimsoll_env::workload::Workload;
+use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime, Session};
@@ -120,7 +121,10 @@ struct KeepAll {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     ensure!(arguments.iterations > 0, "--iterations 0: there is nothing to run");
-    Chosen::parse(&arguments.policy)?;
+    arguments.flags.require_cpu("hold")?;
+    if let Chosen::Baseline(name) = Chosen::parse(&arguments.policy)? {
+        ensure!(BASELINES.contains(&name), "--policy {name}: a search takes too long for a loop under way");
+    }
     arguments.json.as_deref().map_or(Ok(()), require_writable)?;
     let configs = arguments.loops.iter().map(|name| {
         let config = FamilyConfig::load(&name.config)?;

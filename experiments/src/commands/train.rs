@@ -34,8 +34,9 @@ const VALIDATION_SEEDS: std::ops::Range<u64> = 0x5eed_0000_0000..0x5eed_0000_004
 const TRACES_PER_VALIDATION: usize = 4;
 /// The machines with links from so much slower to so much faster than a profile's own.
 const LINK_SPREAD: f64 = 2.0;
-/// Steps after which an episode is truncated: far beyond any plan of the workloads at hand.
-pub const STEPS_MAX: usize = 4096;
+/// Steps after which an episode is truncated: more than any trace at hand has windows and operators. Every step evicts
+/// another window, or waits at another operator.
+pub const STEPS_MAX: usize = 1 << 20;
 
 /// Flags.
 #[derive(Args)]
@@ -131,18 +132,20 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     // All that can, fails before an hour of training does.
     let open = |stage| Course::open(&config, &arguments, stage, false);
-    let later = (first + 1..algorithms.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut later = (first + 1..algorithms.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
+    let weights = course.pupil.weights()?;
+    later.iter_mut().try_for_each(|next| next.pupil.start_from(&weights))?;
     course.pupil.save(&course.state)?;
     later.iter().try_for_each(|next| forget(&next.state))?;
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
     let interrupted = watch_for_interrupt()?;
-    course.take(&worlds, &config, arguments.from.is_some(), &interrupted)?;
+    course.take(&worlds, &config, &interrupted)?;
     for mut next in later {
         next.pupil.start_from(&course.best()?.weights)?;
         course = next;
-        course.take(&worlds, &config, true, &interrupted)?;
+        course.take(&worlds, &config, &interrupted)?;
     }
     let best = course.best()?;
     let quality = [
@@ -201,14 +204,8 @@ impl Course {
         Ok(Course { pupil, teacher_evaluations, state, log })
     }
 
-    /// Makes all updates. Fails if the user interrupts. A learner that `started` from a policy ends with none that is worse.
-    fn take(
-        &mut self,
-        worlds: &Worlds,
-        config: &FamilyConfig,
-        started: bool,
-        interrupted: &AtomicBool,
-    ) -> anyhow::Result<()> {
+    /// Makes all updates. Fails if the user interrupts. A learner ends with no policy that is worse than what it started from.
+    fn take(&mut self, worlds: &Worlds, config: &FamilyConfig, interrupted: &AtomicBool) -> anyhow::Result<()> {
         let Course { pupil, teacher_evaluations, state, log } = self;
         let mut log = RunLog::create(log)?;
         describe(&mut log, config, pupil.as_ref())?;
@@ -216,7 +213,7 @@ impl Course {
         bar.set_position(pupil.updates_done() as u64);
         bar.reset_eta();
         let mut class = Class::new(worlds, *teacher_evaluations)?;
-        if started {
+        if pupil.updates_done() == 0 {
             class.validate(pupil.as_mut())?;
         }
         let trained = train(pupil.as_mut(), &mut class, state, interrupted, &mut log, &bar);
@@ -330,6 +327,9 @@ impl Material {
         let (members, validation_members) = (drawn.members, drawn.validation_members);
         let mut names = drawn.workloads.clone();
         names.extend(members::draw(config, Split::Train, members + validation_members, arguments.flags.seed)?);
+        if names.len() == validation_members {
+            bail!("{}: [randomisation] names no members to train on; --traces names a folder", config.path.display());
+        }
         let folder = beside(&arguments.out, "traces");
         let recorded = if arguments.resume {
             members::load_named(&folder, &names)?

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::planner::{DECODES_SHARE, portfolio_share};
+use plimsoll_runtime::planner::{self, DECODES_SHARE, portfolio_share};
 use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Choice, Decided, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
@@ -92,7 +92,7 @@ impl MakePolicy for Contestant {
 pub struct Contest<'a> {
     /// The policies; the first is the one in question.
     pub contestants: &'a [Contestant],
-    /// Sampled decodes beside the greedy one.
+    /// Further decodes beside the greedy one.
     pub decodes: u64,
     /// Time of the whole planner, decodes included.
     pub planner_time: Duration,
@@ -111,16 +111,31 @@ pub struct Contest<'a> {
 pub struct Outcome {
     /// Makespan of the plan, where it holds the budget.
     pub makespan_ns: Option<u64>,
-    /// Whose plan it is in the end.
+    /// Whose plan it is in the end: the best baseline's name, for instance.
     pub by: String,
     /// Processor time of deciding.
     pub decide_ns: u64,
 }
 
-impl Outcome {
-    fn of(planned: &Planned, by: &str, time: Duration) -> Self {
-        let makespan_ns = planned.fits().then_some(planned.prediction.makespan_ns);
-        Outcome { makespan_ns, by: by.to_owned(), decide_ns: time.as_nanos() as u64 }
+/// A way of planning, and the plan that it made.
+struct Made {
+    /// The name of the way.
+    way: String,
+    /// Whose plan it is in the end.
+    by: &'static str,
+    planned: Planned,
+    /// Processor time of deciding.
+    time: Duration,
+}
+
+impl Made {
+    fn of(way: impl Into<String>, (Decided { planned, by }, time): (Decided, Duration)) -> Self {
+        Made { way: way.into(), by, planned, time }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let makespan_ns = self.planned.fits().then_some(self.planned.prediction.makespan_ns);
+        Outcome { makespan_ns, by: self.by.to_owned(), decide_ns: self.time.as_nanos() as u64 }
     }
 }
 
@@ -129,7 +144,7 @@ impl Outcome {
 pub struct Reference {
     /// Its makespan.
     pub makespan_ns: u64,
-    /// What found it.
+    /// The way of planning that found it.
     pub by: String,
 }
 
@@ -217,47 +232,59 @@ impl Contest<'_> {
     pub fn hold(&self, field: &Field) -> Option<PointReport> {
         let problem = field.point.instance.problem();
         let pace = Pace::of(problem, field);
-        let limits = |time| self.search_plans.map_or_else(|| pace.limits(time, self.seed), Limits::evaluations);
+        let limits = |time| match self.search_plans {
+            Some(plans) => Limits { seed: self.seed, ..Limits::evaluations(plans) },
+            None => pace.limits(time, self.seed),
+        };
         let searched = |starts: &[Plan]| search_for(problem, starts, limits(self.planner_time));
-        let mut plans: Vec<(String, Planned, Duration)> = Vec::new();
+        let mut plans: Vec<Made> = Vec::new();
         for contestant in self.contestants {
-            let (alone, time) = timed(|| plan(problem, contestant.make().as_mut()));
-            plans.push((contestant.alone(), alone, time));
+            let by = contestant.policy.decides();
+            let decoded_by = |policy: &mut dyn Policy| Decided { planned: plan(problem, policy), by };
+            let alone = Made::of(contestant.alone(), timed(|| decoded_by(contestant.make().as_mut())));
+            let planner = self.planner(contestant, field, alone.time, limits);
+            plans.push(alone);
             if let Chosen::Learned { .. } = contestant.policy {
-                let (unasked, time) = timed(|| plan(problem, &mut Unasked(contestant.make())));
-                plans.push((contestant.unasked(), unasked, time));
-                let decoding = Planner::decoding(self.decodes);
-                let (decoded, time) = timed(|| contestant.plan_with(problem, &decoding));
-                plans.push((contestant.decoded(), decoded.planned, time));
+                let unasked = || decoded_by(&mut Unasked(contestant.make()));
+                plans.push(Made::of(contestant.unasked(), timed(unasked)));
+                let decoding = Planner::decoding(self.decodes, self.seed);
+                plans.push(Made::of(contestant.decoded(), timed(|| contestant.plan_with(problem, &decoding))));
             }
-            let planner = self.planner(field, time, limits);
-            let (decided, time) = timed(|| contestant.plan_with(problem, &planner));
-            plans.push((contestant.planner(), decided.planned, time));
+            plans.push(Made::of(contestant.planner(), timed(|| contestant.plan_with(problem, &planner))));
         }
-        let (found, time) = timed(|| searched(&[]));
-        plans.push((SEARCH.to_owned(), found, time));
+        plans.push(Made::of(SEARCH, timed(|| searched(&[]))));
         let best_baseline = field.best();
         let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
-        let (found, time) = timed(|| searched(&seed));
-        plans.push((SEEDED.to_owned(), found, time));
-        if let Some((name, planned, time)) = best_baseline {
-            plans.push((name.to_owned(), planned.clone(), time));
+        plans.push(Made::of(SEEDED, timed(|| searched(&seed))));
+        if let Some((by, planned, time)) = best_baseline {
+            plans.push(Made { way: BEST_BASELINE.to_owned(), by, planned: planned.clone(), time });
         }
         let mut report = describe(field, &plans)?;
-        let starts: Vec<Plan> = plans.into_iter().map(|(_, planned, _)| planned.plan).collect();
-        self.refine(&mut report, || search_for(problem, &starts, pace.limits(self.reference_time, self.seed)));
+        let starts: Vec<Plan> = plans.into_iter().map(|made| made.planned.plan).collect();
+        self.refine(&mut report, || search_for(problem, &starts, pace.limits(self.reference_time, self.seed)).planned);
         Some(report)
     }
 
     /// The planner as it would be under a limit of wall time on an idle core, where one decode takes `decode`: as many
     /// decodes and baselines as it would begin, and the evaluations that fit into what is left.
-    fn planner(&self, field: &Field, decode: Duration, limits: impl Fn(Duration) -> Limits) -> Planner {
+    fn planner(
+        &self,
+        contestant: &Contestant,
+        field: &Field,
+        decode: Duration,
+        limits: impl Fn(Duration) -> Limits,
+    ) -> Planner {
         let Planner { portfolio: whole, .. } = Planner::default();
+        // A baseline has one plan.
+        let decodes_max = if let Chosen::Learned { .. } = contestant.policy { self.decodes } else { 0 };
         if self.search_plans.is_some() {
-            return Planner { decodes: self.decodes, portfolio: whole, limits: limits(Duration::ZERO) };
+            return Planner { decodes: decodes_max, portfolio: whole, limits: limits(Duration::ZERO) };
+        }
+        if self.planner_time.is_zero() {
+            return Planner::decoding(decodes_max, self.seed);
         }
         let (mut spent, mut decodes, mut asked) = (decode, 0, 0);
-        while decodes < self.decodes && spent < self.planner_time.mul_f64(DECODES_SHARE) {
+        while decodes < decodes_max && spent < self.planner_time.mul_f64(DECODES_SHARE) {
             spent += decode;
             decodes += 1;
         }
@@ -304,20 +331,20 @@ impl Pace {
     }
 }
 
-fn search_for(problem: Problem<'_>, starts: &[Plan], limits: Limits) -> Planned {
+fn search_for(problem: Problem<'_>, starts: &[Plan], limits: Limits) -> Decided {
     let found = search(problem, starts, limits, None, &mut |_| ControlFlow::Continue(()));
-    Planned { plan: found.plan, prediction: found.prediction, decisions: 0, decide_ns: found.elapsed.as_nanos() as u64 }
+    let decide_ns = found.elapsed.as_nanos() as u64;
+    let planned = Planned { plan: found.plan, prediction: found.prediction, decisions: 0, decide_ns };
+    Decided { planned, by: planner::SEARCH }
 }
 
 /// What `plans` came to; none where none holds the budget.
-fn describe(field: &Field, plans: &[(String, Planned, Duration)]) -> Option<PointReport> {
+fn describe(field: &Field, plans: &[Made]) -> Option<PointReport> {
     let Point { instance, ratio, near_least } = &field.point;
-    let fitting = plans.iter().filter(|(_, planned, _)| planned.fits());
-    let (by, best, _) = fitting.min_by_key(|(_, planned, _)| planned.prediction.makespan_ns)?;
-    let reference = Reference { makespan_ns: best.prediction.makespan_ns, by: by.clone() };
+    let fitting = plans.iter().filter(|made| made.planned.fits());
+    let best = fitting.min_by_key(|made| made.planned.prediction.makespan_ns)?;
+    let reference = Reference { makespan_ns: best.planned.prediction.makespan_ns, by: best.way.clone() };
     let makespan_ns = |planned: &Planned| planned.fits().then_some(planned.prediction.makespan_ns);
-    let best_baseline = field.best().map(|(name, ..)| name);
-    let name = |by: &String| if Some(by.as_str()) == best_baseline { BEST_BASELINE.to_owned() } else { by.clone() };
     Some(PointReport {
         workload: instance.trace.workload.clone(),
         family: instance.trace.family.clone(),
@@ -332,6 +359,6 @@ fn describe(field: &Field, plans: &[(String, Planned, Duration)]) -> Option<Poin
         keep_all_makespan_ns: instance.lineage.keep_all_makespan_ns(),
         reference,
         baselines: field.plans.iter().map(|(name, planned, _)| ((*name).to_owned(), makespan_ns(planned))).collect(),
-        outcomes: plans.iter().map(|(by, planned, time)| (name(by), Outcome::of(planned, by, *time))).collect(),
+        outcomes: plans.iter().map(|made| (made.way.clone(), made.outcome())).collect(),
     })
 }

@@ -31,7 +31,7 @@ pub(crate) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Begins with plain keep-all as the best plan.
+    /// Begins with the better of plain keep-all and a sweep by price.
     pub(crate) fn new(problem: Problem<'a>) -> Self {
         let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
         let best = Plan::keep_all(problem.lineage.windows().len());
@@ -42,14 +42,16 @@ impl<'a> Judge<'a> {
         let (swept, least_ns) = (sweep.prediction(), LEAST_PRICE * keep_all_ns as f64);
         let delay_ns = swept.makespan_ns.saturating_sub(keep_all_ns) as f64;
         let deficit = best_prediction.over_budget_bytes.saturating_sub(swept.over_budget_bytes).max(1) as f64;
-        Judge {
+        let mut judge = Judge {
             problem,
             timeline,
             price: OVER_BUDGET_PRICE * delay_ns.max(least_ns) / deficit,
             evaluations: 2 + sweep.decisions() as u64,
             best,
             best_prediction,
-        }
+        };
+        judge.note(sweep.plan(), &swept);
+        judge
     }
 
     pub(crate) fn predict(&mut self, plan: &Plan) -> Prediction {

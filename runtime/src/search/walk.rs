@@ -20,7 +20,7 @@ const COLD: f64 = 2e-4;
 const DESCENTS: u64 = 4;
 /// Moves between two that sweep a region anew. With a guide they are twice as many, every other one swept by it.
 const REGION_INTERVAL: u64 = 150;
-/// Evaluations between two looks at the clock.
+/// Moves between two looks at the clock.
 const WATCH_INTERVAL: u64 = 64;
 
 const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
@@ -54,20 +54,19 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(problem: Problem<'a>, limits: Limits, guide: Option<&LearnedPolicy>, started: Instant) -> Self {
-        let plan = Plan::keep_all(problem.lineage.windows().len());
         let judge = Judge::new(problem);
-        let (_, prediction) = judge.best();
+        let (plan, prediction) = judge.best();
         Walk {
             problem,
             limits,
             guide: guide.map(|guide| guide.with_seed(limits.seed)),
             started,
-            judge,
             random: SplitMix64::new(limits.seed),
             useful: useful_windows(&problem),
             siblings: siblings(&problem),
-            plan,
+            plan: plan.clone(),
             prediction,
+            judge,
             curve: Vec::new(),
             astray: true,
             changed: Vec::new(),
@@ -80,11 +79,10 @@ impl<'a> Walk<'a> {
 
     pub(super) fn run(mut self, starts: &[Plan], watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) -> Found {
         self.curve.push(self.progress());
-        if self.prediction.over_budget_bytes > 0 && !self.useful.is_empty() {
+        if !self.useful.is_empty() {
             for start in starts {
                 self.start_from(start);
             }
-            self.resweep_by_price(0.0);
             self.descend_all(watch);
         }
         let (plan, prediction) = self.judge.best();
@@ -168,7 +166,7 @@ impl<'a> Walk<'a> {
         evicted.retain(|&id| self.plan.action(id) != Action::Keep);
         evicted.sort_by_key(|&id| bytes(id));
         for id in evicted {
-            if self.ended || self.judge.evaluations >= self.limits.evaluations {
+            if self.ended || self.spent() >= 1.0 {
                 return;
             }
             if self.astray {
