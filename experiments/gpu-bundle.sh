@@ -8,15 +8,10 @@ here=$(dirname "$0")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 bundle=$work/plimsoll-gpu
-mkdir -p "$bundle/policies"
+mkdir "$bundle"
 strip --strip-all -o "$bundle/plimsoll" "$binary"
 install -m 755 "$here/gpu-check.sh" "$bundle/gpu-check"
 cp -r "$here/../configs" "$here/../LICENSE-APACHE" "$here/../LICENSE-MIT" "$bundle/"
-for policy in "$here"/../demo/*.policy; do
-    if [ -e "$policy" ]; then
-        cp "$policy" "$bundle/policies/"
-    fi
-done
 tar --create --xz --owner=0 --group=0 --file "$archive" --directory "$work" plimsoll-gpu
 size=$(wc -c < "$archive")
 if [ "$size" -gt "$size_max" ]; then

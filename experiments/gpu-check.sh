@@ -18,9 +18,7 @@ case $version in
 esac
 LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
-for policy in "$here"/policies/*.policy; do
-    if [ -e "$policy" ]; then
-        set -- --policy "$policy" "$@"
-    fi
+for policy in "$here"/configs/policies/*.policy; do
+    set -- --policy "$policy" "$@"
 done
 exec "$here/plimsoll" gpu-check --python "$python" "$@"

@@ -170,11 +170,8 @@ impl Hyperparameters for PpoConfig {
 impl PpoConfig {
     /// The learning rate of an update, counted from 0.
     pub(crate) fn learning_rate_at(&self, update: usize) -> f64 {
-        if !self.anneal_learning_rate {
-            return self.learning_rate;
-        }
-        let left = self.updates.saturating_sub(update) as f64 / self.updates as f64;
-        self.learning_rate * left
+        let Self { learning_rate, updates, .. } = *self;
+        if self.anneal_learning_rate { annealed(learning_rate, update, updates) } else { learning_rate }
     }
 }
 

@@ -32,7 +32,7 @@ use crate::config::{
 };
 use crate::export::network_weights;
 use crate::gradients::{Diverged, SHARD_TRANSITIONS, clip_norm, of_shards};
-use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::learner::{Best, Episodes, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
 use crate::rollout::{Sampler, choice, each_instance};
 use crate::seeds::{Stream, generator, reset_seed};
@@ -298,18 +298,19 @@ impl Dqn {
 
     /// Makes every gradient step of an update. Returns the mean loss, and the mean norm of the gradient.
     fn improve(&mut self) -> Result<[f64; 2], Diverged> {
-        let Header { config, seed, updates_done: update, .. } = &self.header;
+        let Header { config, seed, progress, .. } = &self.header;
+        let update = progress.updates;
         let normaliser = self.header.spread.normaliser();
         let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
         let mut means = [0.0; 2];
         for step in 0..config.steps_per_update {
-            let mut rng = generator(*seed, Stream::Order, *update, step);
+            let mut rng = generator(*seed, Stream::Order, update, step);
             let drawn: Vec<_> = (0..config.minibatch).map(|_| self.memory.draw(&mut rng)).collect();
             let lessons = self.lessons(&drawn, &normaliser);
             let loss = |actor: &Actor, shard: &[Lesson]| (error(actor, shard, &normaliser, &self.device), ());
             let (mut gradients, loss, _) = of_shards(&actor, &self.device, &lessons, loss)?;
             let norm = clip_norm(&mut gradients, &actor, config.gradient_norm_max);
-            actor = optimizer.step(config.learning_rate_at(*update), actor, gradients);
+            actor = optimizer.step(config.learning_rate_at(update), actor, gradients);
             means = [means[0] + loss, means[1] + norm];
         }
         let steps = config.steps_per_update as f64;
@@ -398,7 +399,7 @@ where
         let started = Instant::now();
         let weights = self.weights()?;
         let config = self.header.config.clone();
-        let (update, seed) = (self.header.updates_done, self.header.seed);
+        let (update, seed) = (self.header.progress.updates, self.header.seed);
         let exploration = config.exploration_at(update);
         let played = each_instance(
             environments,
@@ -411,10 +412,9 @@ where
         )
         .map_err(TrainError::Environment)?;
         let before = self.memory.clone();
-        let (mut transitions, mut returns) = (0, Vec::new());
+        let mut episodes = Episodes::default();
         for (steps, seen, total) in played {
-            transitions += steps.len();
-            returns.push(total);
+            episodes.add(steps.len(), total);
             self.memory.add(steps, config.memory);
             if update < config.normaliser_updates {
                 seen.iter().for_each(|observation| self.header.spread.absorb(&observation.features));
@@ -424,24 +424,14 @@ where
             self.memory = before;
             TrainError::Loss { update: update + 1 }
         })?;
-        self.header.updates_done += 1;
-        self.header.transitions_done += transitions as u64;
-        Ok(UpdateReport {
-            updates_done: self.header.updates_done,
-            episodes: returns.len(),
-            transitions,
-            transitions_done: self.header.transitions_done,
-            return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
-            return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            seconds: started.elapsed().as_secs_f64(),
-            details: vec![
-                ("value_loss", loss),
-                ("exploration", exploration),
-                ("remembered", self.memory.steps() as f64),
-                ("gradient_norm", gradient_norm),
-                ("learning_rate", config.learning_rate_at(update)),
-            ],
-        })
+        let details = vec![
+            ("value_loss", loss),
+            ("exploration", exploration),
+            ("remembered", self.memory.steps() as f64),
+            ("gradient_norm", gradient_norm),
+            ("learning_rate", config.learning_rate_at(update)),
+        ];
+        Ok(self.header.progress.count(started, &episodes, details))
     }
 }
 
@@ -455,7 +445,7 @@ impl Learner for Dqn {
     }
 
     fn updates_done(&self) -> usize {
-        self.header.updates_done
+        self.header.progress.updates
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {

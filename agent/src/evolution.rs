@@ -24,7 +24,7 @@ use crate::config::{
     ConfigError, Hyperparameters, annealed, require_counts, require_not_negative, require_positive, require_width,
 };
 use crate::export::network_weights;
-use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::learner::{Best, Episodes, Learner, LearnsFrom, Progress, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
 use crate::rollout::{Sampler, each_instance, play_greedily};
 use crate::seeds::{Stream, generator, reset_seed};
@@ -107,8 +107,7 @@ pub struct Evolution {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Course {
-    updates_done: usize,
-    transitions_done: u64,
+    progress: Progress,
     /// Weights and biases of all layers, one after another.
     parameters: Vec<f32>,
     #[serde(with = "bits")]
@@ -147,15 +146,8 @@ impl Evolution {
         let weights = network_weights(&actor, spread.normaliser()).expect("drawn weights are finite");
         let parameters = parameters(&weights);
         let (first_moment, second_moment) = (vec![0.0; parameters.len()], vec![0.0; parameters.len()]);
-        let course = Course {
-            updates_done: 0,
-            transitions_done: 0,
-            parameters,
-            first_moment,
-            second_moment,
-            spread,
-            best: None,
-        };
+        let course =
+            Course { progress: Progress::default(), parameters, first_moment, second_moment, spread, best: None };
         Ok(Evolution { config, seed, course })
     }
 
@@ -184,7 +176,7 @@ impl Evolution {
 
     /// The direction of perturbation pair `index` of the coming update.
     fn direction(&self, index: usize) -> Vec<f32> {
-        let mut random = generator(self.seed, Stream::Perturbation, self.course.updates_done, index);
+        let mut random = generator(self.seed, Stream::Perturbation, self.course.progress.updates, index);
         StandardNormal.sample_iter(&mut random).take(self.course.parameters.len()).collect()
     }
 
@@ -199,7 +191,7 @@ impl Evolution {
             self.config.instances_per_update,
             || members.iter().map(Sampler::new).collect::<Vec<_>>(),
             |environment, samplers, instance| {
-                let reset = reset_seed(self.seed, self.course.updates_done, instance);
+                let reset = reset_seed(self.seed, self.course.progress.updates, instance);
                 let played = samplers.iter_mut().map(|sampler| {
                     let mut played = Played::default();
                     played.total_reward = play_greedily(environment, reset, sampler, |_| played.transitions += 1)?;
@@ -214,7 +206,7 @@ impl Evolution {
     fn absorb<E: Environment>(&mut self, environment: &mut E) -> Result<(), TrainError<E::Error>> {
         let mut sampler = Sampler::new(&self.network(&self.course.parameters)?);
         for instance in 0..self.config.instances_per_update {
-            let reset = reset_seed(self.seed, self.course.updates_done, instance);
+            let reset = reset_seed(self.seed, self.course.progress.updates, instance);
             let spread = &mut self.course.spread;
             play_greedily(environment, reset, &mut sampler, |observation| spread.absorb(&observation.features))
                 .map_err(TrainError::Environment)?;
@@ -228,7 +220,7 @@ impl Evolution {
         E: Environment + Send,
         E::Error: Send,
     {
-        if self.course.updates_done < self.config.normaliser_updates {
+        if self.course.progress.updates < self.config.normaliser_updates {
             self.absorb(environments.first_mut().expect("there is an environment to roll out in"))?;
         }
         let directions: Vec<Vec<f32>> =
@@ -255,9 +247,9 @@ impl Evolution {
     /// One step of Adam along `ascent`. Returns the norm of `ascent`.
     fn step(&mut self, ascent: &[f64]) -> f64 {
         let (decay_first, decay_second, tiny) = ADAM;
-        let rate = self.config.learning_rate_at(self.course.updates_done);
+        let rate = self.config.learning_rate_at(self.course.progress.updates);
         let shrink = 1.0 - rate * self.config.weight_decay;
-        let steps = (self.course.updates_done + 1) as i32;
+        let steps = (self.course.progress.updates + 1) as i32;
         let (correct_first, correct_second) = (1.0 - decay_first.powi(steps), 1.0 - decay_second.powi(steps));
         let Course { parameters, first_moment, second_moment, .. } = &mut self.course;
         for (((parameter, first), second), &slope) in
@@ -281,21 +273,11 @@ where
         let started = Instant::now();
         let before = self.course.clone();
         let (played, gradient_norm) = self.improve(environments).inspect_err(|_| self.course = before)?;
-        let all = || played.iter().flatten();
-        let (episodes, transitions) = (all().count(), all().map(|played| played.transitions).sum::<usize>());
-        let learning_rate = self.config.learning_rate_at(self.course.updates_done);
-        self.course.updates_done += 1;
-        self.course.transitions_done += transitions as u64;
-        Ok(UpdateReport {
-            updates_done: self.course.updates_done,
-            episodes,
-            transitions,
-            transitions_done: self.course.transitions_done,
-            return_mean: all().map(|played| played.total_reward).sum::<f64>() / episodes as f64,
-            return_max: all().map(|played| played.total_reward).fold(f64::NEG_INFINITY, f64::max),
-            seconds: started.elapsed().as_secs_f64(),
-            details: vec![("gradient_norm", gradient_norm), ("learning_rate", learning_rate)],
-        })
+        let mut episodes = Episodes::default();
+        played.iter().flatten().for_each(|played| episodes.add(played.transitions, played.total_reward));
+        let learning_rate = self.config.learning_rate_at(self.course.progress.updates);
+        let details = vec![("gradient_norm", gradient_norm), ("learning_rate", learning_rate)];
+        Ok(self.course.progress.count(started, &episodes, details))
     }
 }
 
@@ -309,7 +291,7 @@ impl Learner for Evolution {
     }
 
     fn updates_done(&self) -> usize {
-        self.course.updates_done
+        self.course.progress.updates
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
 use crate::config::{ConfigError, Hyperparameters, require_counts, require_positive, require_shares, require_width};
-use crate::learner::{Learner, LearnsFrom, TrainError, UpdateReport};
-use crate::lessons::{Episodes, Method, Passes, Student};
+use crate::learner::{Episodes, Learner, LearnsFrom, TrainError, UpdateReport};
+use crate::lessons::{Method, Passes, Student};
 use crate::model::Actor;
 use crate::rollout::{Sampler, choice, each_instance};
 use crate::seeds::{Stream, generator, reset_seed};
@@ -199,8 +199,8 @@ where
     fn update(&mut self, environments: &mut [E]) -> Result<UpdateReport, TrainError<E::Error>> {
         let started = Instant::now();
         let weights = self.weights()?;
-        let Header { config, seed, updates_done: update, .. } = &self.header;
-        let (update, seed, guidance) = (*update, *seed, config.guidance_at(*update));
+        let Header { config, seed, progress, .. } = &self.header;
+        let (update, seed, guidance) = (progress.updates, *seed, config.guidance_at(progress.updates));
         let studied = each_instance(
             environments,
             config.instances_per_update,

@@ -1,6 +1,7 @@
 //! What every way of learning a policy has in common.
 
 use std::path::Path;
+use std::time::Instant;
 
 use plimsoll_env::environment::Environment;
 use plimsoll_runtime::PolicyFile;
@@ -53,6 +54,52 @@ impl UpdateReport {
     /// Transitions rolled out and learnt from per second.
     pub fn transitions_per_second(&self) -> f64 {
         self.transitions as f64 / self.seconds
+    }
+}
+
+/// The episodes of an update.
+#[derive(Default)]
+pub(crate) struct Episodes {
+    returns: Vec<f64>,
+    pub(crate) transitions: usize,
+}
+
+impl Episodes {
+    pub(crate) fn add(&mut self, transitions: usize, total_reward: f64) {
+        self.transitions += transitions;
+        self.returns.push(total_reward);
+    }
+}
+
+/// How far a training run has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Progress {
+    pub(crate) updates: usize,
+    pub(crate) transitions: u64,
+}
+
+impl Progress {
+    /// Counts an update that `started` then, and says what it was like.
+    pub(crate) fn count(
+        &mut self,
+        started: Instant,
+        episodes: &Episodes,
+        details: Vec<(&'static str, f64)>,
+    ) -> UpdateReport {
+        let Episodes { returns, transitions } = episodes;
+        self.updates += 1;
+        self.transitions += *transitions as u64;
+        UpdateReport {
+            updates_done: self.updates,
+            episodes: returns.len(),
+            transitions: *transitions,
+            transitions_done: self.transitions,
+            return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
+            return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            seconds: started.elapsed().as_secs_f64(),
+            details,
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::config::{ConfigError, Hyperparameters, annealed};
 use crate::export::network_weights;
 use crate::gradients::{Diverged, clip_norm, of_shards};
-use crate::learner::{Best, Learner, StartError, TrainError, UpdateReport};
+use crate::learner::{Best, Episodes, Learner, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
 use crate::seeds::{Stream, generator};
 use crate::spread::FeatureSpread;
@@ -66,20 +66,6 @@ pub struct Student<M> {
     optimizer: ModuleOptimizer,
 }
 
-/// The episodes of an update.
-#[derive(Default)]
-pub(crate) struct Episodes {
-    returns: Vec<f64>,
-    pub(crate) transitions: usize,
-}
-
-impl Episodes {
-    pub(crate) fn add(&mut self, transitions: usize, total_reward: f64) {
-        self.transitions += transitions;
-        self.returns.push(total_reward);
-    }
-}
-
 impl<M: Method> Student<M> {
     /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
     pub fn new(config: M, seed: u64) -> Result<Self, ConfigError> {
@@ -107,48 +93,37 @@ impl<M: Method> Student<M> {
         episodes: &Episodes,
         details: Vec<(&'static str, f64)>,
     ) -> Result<UpdateReport, TrainError<E::Error>> {
-        let (passes, update) = (self.header.config.passes(), self.header.updates_done);
+        let (passes, update) = (self.header.config.passes(), self.header.progress.updates);
         if update < passes.normaliser_updates {
             lessons.iter().for_each(|lesson| self.header.spread.absorb(&M::observation(lesson).features));
         }
         let normaliser = self.header.spread.normaliser();
         let [loss, gradient_norm] =
             self.improve(lessons, &normaliser).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
-        let Episodes { returns, transitions } = episodes;
-        self.header.updates_done += 1;
-        self.header.transitions_done += *transitions as u64;
         let learned = [
             ("cross_entropy", loss),
             ("gradient_norm", gradient_norm),
             ("learning_rate", passes.learning_rate_at(update)),
         ];
-        Ok(UpdateReport {
-            updates_done: self.header.updates_done,
-            episodes: returns.len(),
-            transitions: *transitions,
-            transitions_done: self.header.transitions_done,
-            return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
-            return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            seconds: started.elapsed().as_secs_f64(),
-            details: learned.into_iter().chain(details).collect(),
-        })
+        let details = learned.into_iter().chain(details).collect();
+        Ok(self.header.progress.count(started, episodes, details))
     }
 
     /// Makes every pass over the lessons. Returns the mean loss, and the mean norm of the gradient.
     fn improve(&mut self, lessons: &[M::Lesson], normaliser: &Normaliser) -> Result<[f64; 2], Diverged> {
-        let Header { config, seed, updates_done, .. } = &self.header;
+        let Header { config, seed, progress, .. } = &self.header;
         let passes = config.passes();
         let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
         let mut order: Vec<&M::Lesson> = lessons.iter().collect();
         let size = order.len().div_ceil(passes.minibatches).max(1);
         let (mut means, mut steps) = ([0.0; 2], 0.0);
         for epoch in 0..passes.epochs {
-            order.shuffle(&mut generator(*seed, Stream::Order, *updates_done, epoch));
+            order.shuffle(&mut generator(*seed, Stream::Order, progress.updates, epoch));
             for minibatch in order.chunks(size) {
                 let loss = |actor: &Actor, shard: &[&M::Lesson]| (M::loss(actor, shard, normaliser, &self.device), ());
                 let (mut gradients, loss, _) = of_shards(&actor, &self.device, minibatch, loss)?;
                 let norm = clip_norm(&mut gradients, &actor, passes.gradient_norm_max);
-                actor = optimizer.step(passes.learning_rate_at(*updates_done), actor, gradients);
+                actor = optimizer.step(passes.learning_rate_at(progress.updates), actor, gradients);
                 means = [means[0] + loss, means[1] + norm];
                 steps += 1.0;
             }
@@ -168,7 +143,7 @@ impl<M: Method> Learner for Student<M> {
     }
 
     fn updates_done(&self) -> usize {
-        self.header.updates_done
+        self.header.progress.updates
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {

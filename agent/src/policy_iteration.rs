@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
 use crate::config::{ConfigError, Hyperparameters, require_counts, require_positive, require_width};
-use crate::learner::{Learner, LearnsFrom, TrainError, UpdateReport};
-use crate::lessons::{Episodes, Method, Passes, Student};
+use crate::learner::{Episodes, Learner, LearnsFrom, TrainError, UpdateReport};
+use crate::lessons::{Method, Passes, Student};
 use crate::model::Actor;
 use crate::rollout::{Sampler, choice, each_instance, play_on_greedily};
 use crate::seeds::{Stream, generator, reset_seed};
@@ -250,8 +250,8 @@ where
     fn update(&mut self, environments: &mut [E]) -> Result<UpdateReport, TrainError<E::Error>> {
         let started = Instant::now();
         let weights = self.weights()?;
-        let Header { config, seed, updates_done: update, .. } = &self.header;
-        let (update, seed) = (*update, *seed);
+        let Header { config, seed, progress, .. } = &self.header;
+        let (update, seed) = (progress.updates, *seed);
         let played = each_instance(
             environments,
             config.instances_per_update,

@@ -11,7 +11,7 @@ use plimsoll_runtime::network::{NetworkWeights, WeightsError};
 use crate::config::{ConfigError, Hyperparameters, PpoConfig};
 use crate::export::network_weights;
 use crate::gradients::Diverged;
-use crate::learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::learner::{Best, Episodes, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
 use crate::model::{Actor, ActorCritic};
 use crate::ppo::{Update, explained_variance};
 use crate::rollout::{self, Episode};
@@ -56,10 +56,6 @@ impl Trainer {
             self.header.spread.absorb(&transition.observation.features);
         }
     }
-
-    fn exported(&self) -> Result<NetworkWeights, WeightsError> {
-        network_weights(&self.model.actor, self.header.spread.normaliser())
-    }
 }
 
 impl<E> LearnsFrom<E> for Trainer
@@ -69,11 +65,11 @@ where
 {
     fn update(&mut self, environments: &mut [E]) -> Result<UpdateReport, TrainError<E::Error>> {
         let started = Instant::now();
-        let weights = self.exported()?;
+        let weights = self.weights()?;
         let update = Update {
             config: &self.header.config,
             seed: self.header.seed,
-            index: self.header.updates_done,
+            index: self.header.progress.updates,
             normaliser: weights.normaliser(),
             device: &self.device,
         };
@@ -84,33 +80,17 @@ where
             .improve(self.model.clone(), &mut optimizer, &samples)
             .map_err(|Diverged| TrainError::Loss { update: update.index + 1 })?;
 
-        let explained_variance = explained_variance(&samples);
-        let transitions = samples.len();
-        if self.header.updates_done < self.header.config.normaliser_updates {
+        let mut details = losses.named().to_vec();
+        details.push(("explained_variance", explained_variance(&samples)));
+        details.push(("learning_rate", self.header.config.learning_rate_at(update.index)));
+        if update.index < self.header.config.normaliser_updates {
             self.absorb(&episodes);
         }
         self.model = model;
         self.optimizer = optimizer;
-        self.header.updates_done += 1;
-        self.header.transitions_done += transitions as u64;
-        let returns = episodes.iter().map(|episode| f64::from(episode.total_reward));
-        Ok(UpdateReport {
-            updates_done: self.header.updates_done,
-            episodes: episodes.len(),
-            transitions,
-            transitions_done: self.header.transitions_done,
-            return_mean: returns.clone().sum::<f64>() / episodes.len() as f64,
-            return_max: returns.fold(f64::NEG_INFINITY, f64::max),
-            seconds: started.elapsed().as_secs_f64(),
-            details: losses
-                .named()
-                .into_iter()
-                .chain([
-                    ("explained_variance", explained_variance),
-                    ("learning_rate", self.header.config.learning_rate_at(self.header.updates_done - 1)),
-                ])
-                .collect(),
-        })
+        let mut rolled_out = Episodes::default();
+        episodes.iter().for_each(|of| rolled_out.add(of.transitions.len(), f64::from(of.total_reward)));
+        Ok(self.header.progress.count(started, &rolled_out, details))
     }
 }
 
@@ -124,11 +104,11 @@ impl Learner for Trainer {
     }
 
     fn updates_done(&self) -> usize {
-        self.header.updates_done
+        self.header.progress.updates
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {
-        self.exported()
+        network_weights(&self.model.actor, self.header.spread.normaliser())
     }
 
     fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
@@ -250,7 +230,7 @@ mod tests {
         train(&mut resumed, 2, 2);
         assert_eq!(bits(&resumed), bits(&straight));
         assert_eq!(resumed.weights().unwrap(), straight.weights().unwrap());
-        assert_eq!(resumed.header.transitions_done, straight.header.transitions_done);
+        assert_eq!(resumed.header.progress, straight.header.progress);
     }
 
     #[test]

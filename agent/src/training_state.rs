@@ -1,7 +1,7 @@
 //! The saved training state: all that a training run needs to go on, in one file.
 //!
 //! ```text
-//! plimsoll training-state 3 ppo sha256=9f86d0… bytes=48213
+//! plimsoll training-state 4 ppo sha256=9f86d0… bytes=48213
 //! lengths of the parts: a u64 each, little-endian
 //! counters, configuration, normaliser, best weights: JSON
 //! networks: burnpack
@@ -24,11 +24,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::learner::Best;
+use crate::learner::{Best, Progress};
 use crate::spread::FeatureSpread;
 
 /// The newest format that this build reads and writes.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// No saved training state is larger; a larger file is refused before anything is allocated.
 const BYTES_MAX: u64 = 1 << 30;
 /// A training state that could not be saved, or could not be resumed from.
@@ -86,8 +86,7 @@ impl Kind {
 pub(crate) struct Header<C> {
     pub(crate) config: C,
     pub(crate) seed: u64,
-    pub(crate) updates_done: usize,
-    pub(crate) transitions_done: u64,
+    pub(crate) progress: Progress,
     pub(crate) spread: FeatureSpread,
     pub(crate) best: Option<Best>,
 }
@@ -95,7 +94,7 @@ pub(crate) struct Header<C> {
 impl<C> Header<C> {
     /// The header of a run before its first update.
     pub(crate) fn new(config: C, seed: u64) -> Self {
-        Header { config, seed, updates_done: 0, transitions_done: 0, spread: FeatureSpread::new(), best: None }
+        Header { config, seed, progress: Progress::default(), spread: FeatureSpread::new(), best: None }
     }
 }
 
@@ -307,8 +306,8 @@ mod tests {
         let mut altered = whole.clone();
         *altered.last_mut().unwrap() ^= 1;
         refused(&altered, "altered after it was written");
-        let newer = String::from_utf8_lossy(&whole[..40]).replace("state 3", "state 9").into_bytes();
-        refused(&[&newer, &whole[40..]].concat(), "version 9 is newer than 3");
+        let newer = String::from_utf8_lossy(&whole[..40]).replace(&format!("state {VERSION}"), "state 9").into_bytes();
+        refused(&[&newer, &whole[40..]].concat(), &format!("version 9 is newer than {VERSION}"));
         refused(b"plimsoll trace 1 sha256=0 bytes=0\n", "not a saved plimsoll training state");
     }
 }

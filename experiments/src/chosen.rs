@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use plimsoll_env::instance::REFERENCES;
 use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
@@ -64,12 +64,12 @@ impl Chosen {
         }
         if !Path::new(name).exists() {
             bail!(
-                "--policy {name}: no such file, and no baseline of that name; baselines are {}, {}",
+                "{name}: no such file, and no baseline of that name; baselines are {}, {}",
                 BASELINES.join(", "),
                 SEARCHES.join(", ")
             );
         }
-        let file = PolicyFile::load(name).context("--policy")?;
+        let file = PolicyFile::load(name)?;
         Ok(Chosen::Learned { name: name.to_owned(), file: Box::new(file) })
     }
 

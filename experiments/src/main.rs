@@ -55,6 +55,8 @@ enum Command {
     Plan(commands::plan::Arguments),
     /// Compare a policy with the baselines, predicted and on the real loop
     Evaluate(Box<commands::evaluate::Arguments>),
+    /// Sum up what `evaluate --held-out` reported about several families or policies, as tables in Markdown
+    Summarise(commands::summarise::Arguments),
     /// Run a workload's training loop under a budget
     Run(commands::run::Arguments),
     /// Run training loops under budgets from their first iteration on, as a job would, and compare every bit
@@ -101,6 +103,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Finetune(arguments) => commands::finetune::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Evaluate(arguments) => commands::evaluate::run(*arguments),
+        Command::Summarise(arguments) => commands::summarise::run(arguments),
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Hold(arguments) => commands::hold::run(arguments),
         Command::Advise(arguments) => commands::advise::run(arguments),

@@ -556,10 +556,7 @@ fn files_that_cannot_be_used_are_refused_by_name() {
     let trace = std::fs::read(bench.path("gpt.plimsoll")).unwrap();
     bench.write("short.plimsoll", &trace[..trace.len() / 2]);
     for (call, expected) in [
-        (
-            plan("gpt.plimsoll", "dttr"),
-            "--policy dttr: no such file, and no baseline of that name; baselines are keep-all",
-        ),
+        (plan("gpt.plimsoll", "dttr"), "dttr: no such file, and no baseline of that name; baselines are keep-all"),
         (plan("missing.plimsoll", "dtr"), "missing.plimsoll: No such file"),
         (plan("short.plimsoll", "dtr"), "short.plimsoll: truncated"),
         (plan("gpt.policy", "dtr"), "gpt.policy: not a plimsoll trace file"),

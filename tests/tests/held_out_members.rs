@@ -159,6 +159,19 @@ fn a_judgement_is_repeated_to_the_nanosecond_and_takes_references_from_the_last(
             assert_eq!(outcome["makespan_ns"], second["outcomes"][name]["makespan_ns"], "{name}");
         }
     }
+    // Side by side: a row each, and one for both. What they hold is the same.
+    let table = bench.succeed("summarise first.json second.json").stdout;
+    let row = |name: &str| {
+        let start = format!("| {name} | ");
+        let line =
+            table.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_else(|| panic!("{name} in {table}"));
+        line.split_once(" | ").map(|(points, rest)| (points.parse::<usize>().unwrap(), rest.to_owned())).unwrap()
+    };
+    let (first, both) = (row("`first`"), row("all"));
+    assert_eq!(row("`second`"), first);
+    assert_eq!(both, (2 * first.0, first.1));
+    let twins = bench.refuse(&format!("{JUDGE} --beside dtr --beside dtr"));
+    assert!(twins.contains("--beside dtr: another policy of this call"), "{twins}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Check these parts alone; may be given several times
     #[arg(long, value_name = "PART")]
     part: Vec<Part>,
-    /// A learned policy to compare beside the baselines; may be given several times
+    /// A learned policy, compared beside the baselines on loops of its family; may be given several times
     #[arg(long, value_name = "FILE")]
     policy: Vec<PathBuf>,
     /// The Python that has PyTorch

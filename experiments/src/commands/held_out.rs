@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::held_out::{
-    Contest, Contestant, Field, Judged, Known, MakePolicy, PointReport, Skipped, Summary, grid, print, spread_evenly,
+    ALONE, Contest, Contestant, Field, Judged, Known, MakePolicy, PLANNER, PointReport, Skipped, Summary, called, grid,
+    print, spread_evenly, way_of,
 };
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
@@ -203,21 +204,15 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The policy in question, and those beside it. A policy is called by the name of its file, baselines by their own.
+/// The policy in question, and those beside it.
 fn contestants(policy: &str, beside: &[String]) -> anyhow::Result<Vec<Contestant>> {
-    let contestant = |name: &str| -> anyhow::Result<Contestant> {
-        let policy = Chosen::parse(name)?;
-        let stem = PathBuf::from(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        Ok(Contestant { name: stem.unwrap_or_else(|| name.to_owned()), policy })
-    };
-    let own = Contestant { name: "policy".to_owned(), ..contestant(policy)? };
-    let mut contestants = vec![own];
-    for name in beside {
-        let another = contestant(name)?;
-        if contestants.iter().any(|known| known.name == another.name) {
-            bail!("--beside {name}: another policy of this call is called {} in its report", another.name);
+    let mut contestants: Vec<Contestant> = Vec::new();
+    for (index, path) in std::iter::once(policy).chain(beside.iter().map(String::as_str)).enumerate() {
+        let name = called(path, index);
+        if contestants.iter().any(|known| known.name == name) {
+            bail!("--beside {path}: another policy of this call is called {name} in its report");
         }
-        contestants.push(another);
+        contestants.push(Contestant { name, policy: Chosen::parse(path)? });
     }
     Ok(contestants)
 }
@@ -227,8 +222,8 @@ fn sign(path: &str, contestant: &Contestant, summary: &[Summary]) -> anyhow::Res
     let Chosen::Learned { file, .. } = &contestant.policy else { bail!("--sign: {path} is no file") };
     let mut file = file.clone();
     file.provenance.quality.retain(|name, _| !name.starts_with(SIGNED));
-    for (way, name) in [("alone", contestant.alone()), ("planned", contestant.planner())] {
-        for row in summary.iter().filter(|row| row.name == name) {
+    for (key, way) in [("alone", ALONE), ("planned", PLANNER)] {
+        for row in summary.iter().filter(|row| row.name == way_of(&contestant.name, way)) {
             let figures = [
                 ("points", Some(row.points as f64)),
                 ("over_reference", row.excess_mean),
@@ -237,7 +232,7 @@ fn sign(path: &str, contestant: &Contestant, summary: &[Summary]) -> anyhow::Res
                 ("baseline_is_better", Some(row.baseline_is_better)),
             ];
             let of_row = |(figure, value): (&str, Option<f64>)| {
-                Some((format!("{SIGNED}{}.{way}.{figure}", row.group.key()), value?))
+                Some((format!("{SIGNED}{}.{key}.{figure}", row.group.key()), value?))
             };
             file.provenance.quality.extend(figures.into_iter().filter_map(of_row));
         }

@@ -14,4 +14,5 @@ pub mod plan;
 pub mod probe;
 pub mod record;
 pub mod run;
+pub mod summarise;
 pub mod train;

@@ -16,7 +16,7 @@ use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::{Domain, TaughtEnvironment};
 use plimsoll_runtime::observation::FEATURE_TABLE;
-use plimsoll_runtime::{PolicyFile, Trace};
+use plimsoll_runtime::{Lineage, Link, PolicyFile, Problem, Trace};
 use serde_json::Value;
 
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
@@ -320,9 +320,40 @@ struct Material {
 impl Material {
     /// Records them now, or loads those that the interrupted call recorded, or those that the flags name.
     fn gather(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<Self> {
-        if let Some(folder) = &arguments.traces {
-            return Self::given(folder, &arguments.leave_out);
+        let gathered = match &arguments.traces {
+            Some(folder) => Self::given(folder, &arguments.leave_out)?,
+            None => Self::drawn(config, arguments)?,
+        };
+        gathered.without_hopeless(config)
+    }
+
+    /// Leaves out what no budget that is drawn suffices for: there is nothing to learn there, and nothing to validate by.
+    fn without_hopeless(mut self, config: &FamilyConfig) -> anyhow::Result<Self> {
+        let traces = &mut self.recorded.traces;
+        let (found, most) = (traces.len(), config.randomisation.budget_share[1]);
+        let validation = found - self.trained;
+        traces.retain(|trace| {
+            let lineage = Lineage::of(trace);
+            let budget_bytes = (most * lineage.keep_all_peak_bytes() as f64) as u64;
+            // Any link will do: bytes do not depend on it.
+            let (tiers, actions) = (Link::symmetric(1e9, 0).into(), config.evaluation.actions);
+            !Problem { trace, lineage: &lineage, tiers, budget_bytes, actions }.is_hopeless()
+        });
+        if traces.is_empty() {
+            bail!(
+                "no trace of which more than {:.0} % of the peak can be evicted: nothing to train on",
+                100.0 - 100.0 * most
+            );
         }
+        let left_out = found - traces.len();
+        if left_out > 0 {
+            eprintln!("plimsoll: {left_out} of {found} members are left out: no budget in the range can hold them");
+        }
+        self.trained = traces.len() - validation.min(traces.len() - 1);
+        Ok(self)
+    }
+
+    fn drawn(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<Self> {
         let drawn = &config.randomisation;
         let (members, validation_members) = (drawn.members, drawn.validation_members);
         let mut names = drawn.workloads.clone();

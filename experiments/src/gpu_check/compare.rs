@@ -104,7 +104,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
         bench.measure(&needed, 0.0, name, &Decided { planned, by: "largest" }, findings)?;
     }
     let mut drawn = false;
-    for policy in policies(request)? {
+    for policy in policies(request, &instance.trace.family)? {
         for ratio in RATIOS {
             if request.deadline.is_over() {
                 return findings.set("cut_short", true);
@@ -122,9 +122,12 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
 }
 
 /// Learned policies of this loop's family, then baselines.
-fn policies(request: &Request) -> anyhow::Result<Vec<Chosen>> {
+fn policies(request: &Request, family: &str) -> anyhow::Result<Vec<Chosen>> {
     let learned = request.policies.iter().map(|path| Chosen::parse(&path.to_string_lossy()));
-    learned.chain(BASELINES.iter().map(|name| Chosen::parse(name))).collect()
+    let mut policies = learned.collect::<anyhow::Result<Vec<_>>>()?;
+    policies.retain(|policy| matches!(policy, Chosen::Learned { file, .. } if file.family == family));
+    policies.extend(BASELINES.map(Chosen::Baseline));
+    Ok(policies)
 }
 
 /// What points are measured with.

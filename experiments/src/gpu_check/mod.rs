@@ -77,7 +77,7 @@ pub struct Request {
     pub deadline: Deadline,
     /// The Python that has PyTorch.
     pub python: String,
-    /// Learned policies to compare beside the baselines.
+    /// Learned policies; those of a loop's family are compared with baselines on it.
     pub policies: Vec<PathBuf>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::Duration;
 
 use plimsoll_runtime::observation::Pressure;
@@ -26,34 +27,33 @@ pub const SEEDED: &str = "best baseline + search";
 /// The best of all baselines.
 pub const BEST_BASELINE: &str = "best baseline";
 
+/// A policy's greedy plan.
+pub const ALONE: &str = "alone";
+/// The same where nobody asks it whether to wait.
+const UNASKED: &str = "alone, unasked";
+/// The best of a policy's decodes.
+pub const DECODES: &str = "decodes";
+/// What the whole planner makes of a policy.
+pub const PLANNER: &str = "+ search";
+
+/// The name of one of a policy's own ways of planning.
+pub fn way_of(policy: &str, way: &str) -> String {
+    format!("{policy} {way}")
+}
+
+/// What the policy at `index` of a call is called in its report: the one in question "policy", those beside it by the names
+/// of their files, baselines by their own.
+pub fn called(name: &str, index: usize) -> String {
+    let stem = Path::new(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    if index == 0 { "policy".to_owned() } else { stem.unwrap_or_else(|| name.to_owned()) }
+}
+
 /// A policy that is judged.
 pub struct Contestant {
     /// Its name in the table.
     pub name: String,
     /// The policy.
     pub policy: Chosen,
-}
-
-impl Contestant {
-    /// The name of its greedy plan.
-    pub fn alone(&self) -> String {
-        format!("{} alone", self.name)
-    }
-
-    /// The name of its greedy plan where nobody asks it whether to wait.
-    fn unasked(&self) -> String {
-        format!("{} alone, unasked", self.name)
-    }
-
-    /// The name of the best of its decodes.
-    fn decoded(&self) -> String {
-        format!("{} decodes", self.name)
-    }
-
-    /// The name of what the whole planner makes of it.
-    pub fn planner(&self) -> String {
-        format!("{} + search", self.name)
-    }
 }
 
 impl Contestant {
@@ -241,16 +241,19 @@ impl Contest<'_> {
         for contestant in self.contestants {
             let by = contestant.policy.decides();
             let decoded_by = |policy: &mut dyn Policy| Decided { planned: plan(problem, policy), by };
-            let alone = Made::of(contestant.alone(), timed(|| decoded_by(contestant.make().as_mut())));
+            let alone = Made::of(way_of(&contestant.name, ALONE), timed(|| decoded_by(contestant.make().as_mut())));
             let planner = self.planner(contestant, field, alone.time, limits);
             plans.push(alone);
             if let Chosen::Learned { .. } = contestant.policy {
                 let unasked = || decoded_by(&mut Unasked(contestant.make()));
-                plans.push(Made::of(contestant.unasked(), timed(unasked)));
+                plans.push(Made::of(way_of(&contestant.name, UNASKED), timed(unasked)));
                 let decoding = Planner::decoding(self.decodes, self.seed);
-                plans.push(Made::of(contestant.decoded(), timed(|| contestant.plan_with(problem, &decoding))));
+                plans.push(Made::of(
+                    way_of(&contestant.name, DECODES),
+                    timed(|| contestant.plan_with(problem, &decoding)),
+                ));
             }
-            plans.push(Made::of(contestant.planner(), timed(|| contestant.plan_with(problem, &planner))));
+            plans.push(Made::of(way_of(&contestant.name, PLANNER), timed(|| contestant.plan_with(problem, &planner))));
         }
         plans.push(Made::of(SEARCH, timed(|| searched(&[]))));
         let best_baseline = field.best();

@@ -21,9 +21,9 @@ pub enum Group {
 
 impl Group {
     /// In the order of the table.
-    const ORDER: [Group; 4] = [Group::Links, Group::RecomputeOnly, Group::All, Group::NearLeast];
+    pub(super) const ORDER: [Group; 4] = [Group::Links, Group::RecomputeOnly, Group::All, Group::NearLeast];
 
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Group::Links => "links",
             Group::RecomputeOnly => "recompute only",
@@ -42,7 +42,7 @@ impl Group {
         }
     }
 
-    fn holds(self, point: &PointReport) -> bool {
+    pub(super) fn holds(self, point: &PointReport) -> bool {
         match self {
             Group::NearLeast => point.near_least,
             _ if point.near_least => false,

@@ -152,7 +152,7 @@ impl Builder {
         self
     }
 
-    /// How much is tried for every plan of a learned policy: eight sampled decodes beside the greedy one, baselines and
+    /// How much is tried for every plan of a learned policy: eight decodes beside the greedy one, baselines and
     /// search, within 200 ms, unless told.
     pub fn planner(mut self, planner: Planner) -> Self {
         self.planner = planner;

@@ -1,0 +1,44 @@
+//! `plimsoll summarise`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use serde::Deserialize;
+
+use crate::held_out::{Digest, Digested, PointReport, called};
+
+/// Flags of `plimsoll summarise`.
+#[derive(Args, Clone, Debug)]
+pub struct Arguments {
+    /// What `evaluate --held-out --json` wrote; reports are called by the names of their files
+    #[arg(required = true, value_name = "FILE")]
+    reports: Vec<PathBuf>,
+}
+
+/// What is read of a report.
+#[derive(Deserialize)]
+struct Report {
+    policies: Vec<PolicyLine>,
+    points: Vec<PointReport>,
+}
+
+#[derive(Deserialize)]
+struct PolicyLine {
+    name: String,
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let digested = arguments.reports.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    print!("{}", Digest(&digested));
+    Ok(())
+}
+
+fn read(path: &Path) -> anyhow::Result<Digested> {
+    let named = || path.display().to_string();
+    let report: Report = serde_json::from_slice(&std::fs::read(path).with_context(named)?).with_context(named)?;
+    let policies = report.policies.iter().enumerate().map(|(index, policy)| called(&policy.name, index)).collect();
+    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_else(named);
+    Ok(Digested { name, policies, points: report.points })
+}
