@@ -191,6 +191,25 @@ fn a_policy_is_trained_on_the_traces_of_a_folder_without_those_left_out() {
 }
 
 #[test]
+fn members_that_no_budget_can_hold_are_not_trained_on() {
+    let bench = bench();
+    // Parameters, gradients and moments are nearly all that stands on the device.
+    let heavy = std::fs::read_to_string(bench.path("gpt.toml")).unwrap();
+    let heavy = heavy.replace("width = 24", "width = 256");
+    let heavy =
+        heavy.replace("sequence = 32", "sequence = 4").replace("batch = { choice = [2, 3, 14, 16] }", "batch = 2");
+    bench.write("heavy.toml", heavy);
+    bench.succeed("record --config heavy.toml --members held-out --count 1 --out heavy --iterations 3");
+    let train = "train --config gpt.toml --traces heavy --updates 1 --logdir runs --out light.policy";
+    let refusal = bench.refuse(train);
+    assert!(refusal.contains("no trace of which more than 10 % of the peak can be evicted"), "{refusal}");
+    let light = format!("{}.plimsoll", recorded(bench, "held/")[0]);
+    std::fs::copy(bench.path("held").join(&light), bench.path("heavy").join(&light)).unwrap();
+    let said = bench.succeed(train).stderr;
+    assert!(said.contains("1 of 2 members are left out"), "{said}");
+}
+
+#[test]
 fn what_cannot_be_projected_or_judged_is_refused() {
     let bench = bench();
     let machine = bench.refuse("train --config gpt.toml --out no.policy --hardware cray --logdir runs");
