@@ -66,7 +66,7 @@ impl Comparison<'_> {
                         true,
                     )?;
                     iterations_done += measured.losses.len();
-                    result.measure(&instance.problem(), &decided.planned.plan, &measured);
+                    result.measure(&problem, &decided.planned.plan, &measured);
                     if let Some(untouched) = &measured.untouched {
                         trace = Arc::new(at_speed_of(untouched));
                         lineage = Arc::new(Lineage::of(&trace));

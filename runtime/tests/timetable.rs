@@ -2,6 +2,7 @@
 
 mod support;
 
+use plimsoll_runtime::hardware::{FileTier, SlowTiers};
 use plimsoll_runtime::timetable::{Activity, Lane, Timetable};
 use plimsoll_runtime::{Lineage, Link, Timeline};
 use support::draw::Draw;
@@ -16,14 +17,19 @@ fn a_timetable_adds_up_to_the_prediction() {
         let trace = random_trace(draw, 40);
         let lineage = Lineage::of(&trace);
         let plan = random_plan(draw, &lineage);
-        let contention_ns_per_byte = draw.pick(&[0.0, 0.2]);
-        let link = Link {
-            contention_ns_per_byte,
+        let link = |draw: &mut Draw| Link {
+            contention_ns_per_byte: draw.pick(&[0.0, 0.2]),
             ..Link::symmetric(draw.pick(&[1e9, 1e10, 1e11, 1e13]), draw.pick(&[0, 10, 2_000]))
         };
-        let budget_bytes = lineage.keep_all_peak_bytes() * draw.within(10, 110) / 100;
-        let (schedule, prediction) = Timeline::new(&trace, &lineage, link).schedule(&plan, budget_bytes);
-        let table = Timetable::of(&trace, &lineage, &schedule, link);
+        let (host, peak_bytes) = (link(draw), lineage.keep_all_peak_bytes());
+        let mut tiers = SlowTiers::from(host);
+        if draw.within(0, 2) == 0 {
+            tiers.host_limit_bytes = peak_bytes * draw.within(0, 50) / 100;
+            tiers.file = Some(FileTier { link: link(draw), limit_bytes: u64::MAX });
+        }
+        let budget_bytes = peak_bytes * draw.within(10, 110) / 100;
+        let (schedule, prediction) = Timeline::new(&trace, &lineage, tiers).schedule(&plan, budget_bytes);
+        let table = Timetable::of(&trace, &lineage, &schedule, tiers);
         assert_eq!(table.makespan_ns, prediction.makespan_ns, "seed {seed}");
         let stall_ns = table.time_ns(|activity| matches!(activity, Activity::Stall(..)));
         assert_eq!(stall_ns, prediction.stall_ns, "seed {seed}");

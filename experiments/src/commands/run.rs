@@ -91,7 +91,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         arguments.iterations,
         arguments.interleave,
     )?;
-    result.measure(&instance.problem(), plan, &measured);
+    result.measure(&problem, plan, &measured);
     result.losses = [open.losses, measured.losses].concat();
     if arguments.verify {
         let untouched = Untouched::run(&config, &arguments.workload, &arguments.flags, result.losses.len())?;
