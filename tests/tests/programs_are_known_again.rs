@@ -27,8 +27,9 @@ fn three_lengths_in_turn() {
     let settled = &reports[12..];
     for (report, course) in settled.iter().zip(&courses[12..]) {
         let known = matches!(report.course, Driven::Planned | Driven::Declined);
-        assert!(known, "{course:?}: {:?}", report.deviation);
+        assert!(known && report.followed, "{course:?}: {:?}", report.deviation);
         assert!(report.deviation.is_none(), "{course:?}: {:?}", report.deviation);
+        assert_eq!(Some(report.peak_bytes), report.predicted.map(|predicted| predicted.peak_bytes), "{course:?}");
     }
     // What fits is left alone; the longest does not.
     assert!(settled.iter().any(|report| report.course == Driven::Planned));

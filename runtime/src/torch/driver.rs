@@ -118,9 +118,8 @@ impl Driver {
         self.tell_deaths();
         self.programs.iter_mut().for_each(Program::begin);
         self.leader = leader;
-        let bound = leader.is_some_and(|leader| self.programs[leader].is_bound());
-        self.acts = wanted.act && leader.is_some() && (bound || !wanted.bound_only);
-        self.exact = bound;
+        self.acts = wanted.act && leader.is_some_and(|leader| !wanted.bound_only || self.programs[leader].is_bound());
+        self.exact = true;
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
@@ -233,7 +232,7 @@ impl Driver {
             Some(leader) => {
                 // What the other schedule has not done until here is left undone.
                 let behind = self.programs[leader].skip_to_here();
-                self.exact &= !acted && !behind && self.programs[leader].is_bound();
+                self.exact &= !acted && !behind;
             }
             None => {
                 self.exact = false;

@@ -132,8 +132,9 @@ void Entries::unhold(PlimsollEntry entry) {
 
 bool Entries::is_orphan(PlimsollEntry entry) {
   Guard guard(mutex_);
-  const auto& extension = at(entry).extension;
-  return extension && extension->held && extension->held.use_count() == 1;
+  const Entry& kept = at(entry);
+  const auto& extension = kept.extension;
+  return !kept.is_listed && extension && extension->held && extension->held.use_count() == 1;
 }
 
 void* Entries::park(PlimsollEntry entry) {

@@ -46,7 +46,7 @@ class Entries {
   Storage lock(PlimsollEntry entry);
   void hold(PlimsollEntry entry);
   void unhold(PlimsollEntry entry);
-  // Whether only hold() keeps the storage alive.
+  // Whether only hold() keeps the storage alive. Not said of what dies without a report: see find_dead().
   bool is_orphan(PlimsollEntry entry);
 
   void* park(PlimsollEntry entry);
