@@ -190,6 +190,8 @@ struct Planning<'a> {
     limits: Limits,
     started: Instant,
     best: Decided,
+    /// The plans that were offered and fit, each once.
+    fitting: Vec<Plan>,
     /// Baselines whose plans were offered.
     asked: Vec<&'static str>,
     /// The learned policy that has a part in it.
@@ -203,7 +205,8 @@ impl<'a> Planning<'a> {
             Some(policy) => Decided { planned: plan(problem, &mut policy.clone()), by: LEARNED },
             None => Decided { planned: plan(problem, &mut KeepAll), by: KEEP_ALL },
         };
-        Planning { problem, limits, started, best, asked: Vec::new(), policy }
+        let fitting = best.planned.fits().then(|| best.planned.plan.clone()).into_iter().collect();
+        Planning { problem, limits, started, best, fitting, asked: Vec::new(), policy }
     }
 
     /// Whether this share of the time is over, or nothing is left to be gained.
@@ -250,6 +253,9 @@ impl<'a> Planning<'a> {
     }
 
     fn offer(&mut self, by: &'static str, planned: Planned) {
+        if planned.fits() && !self.fitting.contains(&planned.plan) {
+            self.fitting.push(planned.plan.clone());
+        }
         if planned.is_better_than(&self.best.planned) {
             self.best = Decided { planned, by };
         }
@@ -261,13 +267,13 @@ impl<'a> Planning<'a> {
         self.asked.push(name);
     }
 
-    /// Searches from the best plan so far, for as long as is left.
+    /// Searches from the plans so far that fit, or from the best where none does, for as long as is left.
     fn search(&mut self) {
         let wall = self.limits.wall.map(|wall| wall.saturating_sub(self.started.elapsed()));
         let limits = Limits { wall, ..self.limits };
         let start = &self.best.planned;
-        let found =
-            search(self.problem, slice::from_ref(&start.plan), limits, self.policy, &mut |_| ControlFlow::Continue(()));
+        let starts = if start.fits() { &self.fitting[..] } else { slice::from_ref(&start.plan) };
+        let found = search(self.problem, starts, limits, self.policy, &mut |_| ControlFlow::Continue(()));
         let by = if self.policy.is_some() { LEARNED_SEARCH } else { SEARCH };
         let Found { plan, prediction, .. } = found;
         self.offer(by, Planned { plan, prediction, decisions: start.decisions, decide_ns: 0 });

@@ -3,9 +3,12 @@
 //!
 //! Simulated annealing (Kirkpatrick, Gelatt and Vecchi, *Optimization by Simulated Annealing*, Science 1983) from the
 //! best of several starts, with large-neighbourhood moves that free a region and sweep it anew (Shaw, *Using Constraint
-//! Programming and Local Search Methods to Solve Vehicle Routing Problems*, CP 1998). Deviations: bytes over the budget
-//! have a price, so that a walk can cross plans that do not fit; the walk returns to the best plan at fixed shares of
-//! its limits. The search knows no bound, so it never knows that it is done.
+//! Programming and Local Search Methods to Solve Vehicle Routing Problems*, CP 1998), with chains that keep one window
+//! and evict others until the budget is held again (Glover, *Ejection Chains, Reference Structures and Alternating Path
+//! Methods for Traveling Salesman Problems*, 1996), and with grafts, which take over what one of the starts does in a short
+//! stretch (as crossover does in genetic algorithms; a policy's decodes are worth more to the search as such donors than
+//! as starts). Deviations: bytes over the budget have a price, so that a walk can cross plans that do not fit; the walk
+//! returns to the best plan at fixed shares of its limits. The search knows no bound, so it never knows that it is done.
 
 pub(crate) mod cost;
 mod walk;
@@ -69,8 +72,8 @@ pub struct Found {
     pub curve: Vec<Improvement>,
 }
 
-/// Searches from the best of `starts` and of a sweep by price for the best plan of `problem`. A `guide` sweeps regions anew,
-/// by chance, in turn with prices. `watch` hears of the best so far now and then, with the evaluations and the time spent,
+/// Searches from the best of `starts` and of a sweep by price for the best plan of `problem`; where there are several starts
+/// it takes stretches over from all of them. A `guide` sweeps regions anew, by chance, in turn with prices. `watch` hears of the best so far now and then, with the evaluations and the time spent,
 /// and may end the search.
 pub fn search(
     problem: Problem<'_>,

@@ -11,17 +11,21 @@ use crate::plan::{Action, Plan};
 use crate::policy::Policy;
 use crate::random::SplitMix64;
 use crate::sweep::{Problem, Sweep};
-use crate::timeline::Prediction;
+use crate::timeline::{CHANGES_MAX, Prediction};
 
 /// Temperatures at the start and at the end of a descent, as shares of what the best plan so far takes over keep-all.
-const HOT: f64 = 2e-3;
-const COLD: f64 = 2e-4;
+const HOT: f64 = 1e-2;
+const COLD: f64 = 5e-4;
 /// Descents within the limits, each from the best plan so far.
 const DESCENTS: u64 = 4;
 /// Moves between two that sweep a region anew. With a guide they are twice as many, every other one swept by it.
 const REGION_INTERVAL: u64 = 150;
 /// Moves between two looks at the clock.
 const WATCH_INTERVAL: u64 = 64;
+/// The share of moves that graft, where there are donors.
+const GRAFTS: f32 = 0.3;
+/// The share of the operators, in percent, that one graft stays below.
+const GRAFT_PERCENT: usize = 8;
 
 const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
 const NONE: u32 = u32::MAX;
@@ -36,6 +40,10 @@ pub(super) struct Walk<'a> {
     useful: Vec<WindowId>,
     /// Per window: the previous and the next window of the same storage.
     siblings: Vec<[u32; 2]>,
+    /// The plans that it starts from, where there are several: what they do in some stretch is worth a try.
+    donors: Vec<Plan>,
+    /// Per window: how many of them evict it.
+    evicted_by: Vec<u32>,
 
     plan: Plan,
     prediction: Prediction,
@@ -64,6 +72,8 @@ impl<'a> Walk<'a> {
             random: SplitMix64::new(limits.seed),
             useful: useful_windows(&problem),
             siblings: siblings(&problem),
+            donors: Vec::new(),
+            evicted_by: vec![0; problem.lineage.windows().len()],
             plan: plan.clone(),
             prediction,
             judge,
@@ -83,6 +93,9 @@ impl<'a> Walk<'a> {
             for start in starts {
                 self.start_from(start);
             }
+            if starts.len() > 1 {
+                self.take_donors(starts);
+            }
             self.descend_all(watch);
         }
         let (plan, prediction) = self.judge.best();
@@ -100,6 +113,15 @@ impl<'a> Walk<'a> {
         self.stand();
         if self.prediction.over_budget_bytes > 0 {
             self.resweep_by_price(0.0);
+        }
+    }
+
+    fn take_donors(&mut self, starts: &[Plan]) {
+        self.donors = starts.to_vec();
+        for donor in starts {
+            for (evicted_by, &action) in self.evicted_by.iter_mut().zip(donor.actions()) {
+                *evicted_by += u32::from(action != Action::Keep);
+            }
         }
     }
 
@@ -161,10 +183,9 @@ impl<'a> Walk<'a> {
 
     /// Keeps every window whose eviction is not worth it, least bytes first.
     fn drop_needless(&mut self) {
-        let bytes = |id: WindowId| self.problem.trace.storages[self.problem.lineage.window(id).storage.index()].bytes;
         let mut evicted = self.useful.clone();
-        evicted.retain(|&id| self.plan.action(id) != Action::Keep);
-        evicted.sort_by_key(|&id| bytes(id));
+        evicted.retain(|&id| self.is_evicted(id));
+        evicted.sort_by_key(|&id| self.bytes(id));
         for id in evicted {
             if self.ended || self.spent() >= 1.0 {
                 return;
@@ -173,7 +194,8 @@ impl<'a> Walk<'a> {
                 self.stand();
             }
             self.change(id, Action::Keep);
-            self.settle(0.0);
+            let after = self.predict_move();
+            self.settle(after, 0.0);
         }
     }
 
@@ -200,8 +222,8 @@ impl<'a> Walk<'a> {
             }
             if moves.is_multiple_of(region_interval) {
                 self.move_region(temperature);
-            } else if self.propose() {
-                self.settle(temperature);
+            } else if let Some(after) = self.propose() {
+                self.settle(after, temperature);
             } else {
                 self.take_back();
             }
@@ -213,14 +235,19 @@ impl<'a> Walk<'a> {
         after <= before || (temperature > 0.0 && f64::from(self.random.unit()).ln() * temperature < before - after)
     }
 
-    /// Evaluates the move at hand and takes it or takes it back.
-    fn settle(&mut self, temperature: f64) {
+    /// What the plan with the move at hand is predicted to cost.
+    fn predict_move(&mut self) -> Prediction {
         let Walk { plan, changed, becoming, judge, .. } = self;
         becoming.clear();
         becoming.extend(changed.iter().map(|&(window, _)| (window, plan.action(window))));
         let before = judge.best().1;
         let after = judge.predict_changes(plan, becoming);
         self.take_down(before);
+        after
+    }
+
+    /// Takes the move at hand, or takes it back. It was predicted last.
+    fn settle(&mut self, after: Prediction, temperature: f64) {
         if self.accepts(self.judge.cost(&self.prediction), self.judge.cost(&after), temperature) {
             self.judge.accept_changes(&self.becoming);
             self.prediction = after;
@@ -241,29 +268,48 @@ impl<'a> Walk<'a> {
         self.plan.set(window, action);
     }
 
-    /// Draws a move that changes something; none where the draw leads nowhere.
-    fn propose(&mut self) -> bool {
-        if self.prediction.over_budget_bytes > 0 && self.random.below(2) == 0 {
-            return self.relieve_peak();
-        }
-        match self.random.below(20) {
-            0..6 => self.change_one(),
-            6..13 => self.exchange(),
-            13..15 => self.shift(),
-            15..18 => self.other_eviction(),
-            _ => self.keep_one(),
-        }
+    /// Draws a move that changes something, and predicts it; none where the draw leads nowhere.
+    fn propose(&mut self) -> Option<Prediction> {
+        let changes = if self.prediction.over_budget_bytes > 0 && self.random.below(2) == 0 {
+            self.relieve_peak()
+        } else if !self.donors.is_empty() && self.random.unit() < GRAFTS {
+            self.graft()
+        } else {
+            match self.random.below(28) {
+                0..8 => return self.exchange_for_what_fits(),
+                8..14 => self.change_one(),
+                14..21 => self.exchange(),
+                21..23 => self.shift(),
+                23..26 => self.other_eviction(),
+                _ => self.keep_one(),
+            }
+        };
+        changes.then(|| self.predict_move())
     }
 
     /// Evicts a kept window that spans the worst operator.
     fn relieve_peak(&mut self) -> bool {
-        let peak = self.prediction.peak_operator as u32;
-        let lineage = self.problem.lineage;
-        self.draw(|walk, id| {
-            let window = lineage.window(id);
-            window.start <= peak && peak < window.end && walk.is_kept(id)
-        })
-        .is_some_and(|id| self.evict(id))
+        let peak = self.prediction.peak_operator;
+        self.draw(|walk, id| walk.is_kept(id) && walk.spans(id, peak)).is_some_and(|id| self.evict(id))
+    }
+
+    /// Takes over what another plan does in some stretch of the iteration, by chance not all of it.
+    fn graft(&mut self) -> bool {
+        let operators = self.problem.trace.operators.len();
+        let length = 1 + operators * self.random.below(GRAFT_PERCENT) / 100;
+        let from = self.random.below(operators - length.min(operators - 1)) as u32;
+        let until = from + length as u32;
+        let donor = self.random.below(self.donors.len());
+        for position in 0..self.useful.len() {
+            let id = self.useful[position];
+            let window = self.problem.lineage.window(id);
+            let action = self.donors[donor].action(id);
+            let differs = window.start < until && from < window.end && action != self.plan.action(id);
+            if differs && self.random.below(4) > 0 {
+                self.change(id, action);
+            }
+        }
+        !self.changed.is_empty()
     }
 
     fn change_one(&mut self) -> bool {
@@ -288,6 +334,27 @@ impl<'a> Walk<'a> {
         };
         self.change(out, Action::Keep);
         self.evict(into)
+    }
+
+    /// Keeps one evicted window, and evicts others where bytes are missing for that, one after another, until none are. Of
+    /// two that are enough it takes the one that more of the donors evict.
+    fn exchange_for_what_fits(&mut self) -> Option<Prediction> {
+        let out = self.draw(Self::is_evicted)?;
+        self.change(out, Action::Keep);
+        let mut after = self.predict_move();
+        for _ in 1..CHANGES_MAX {
+            let (peak, missing) = (after.peak_operator, after.over_budget_bytes);
+            if missing == 0 {
+                break;
+            }
+            let helps = |walk: &Self, id: WindowId| id != out && walk.is_kept(id) && walk.spans(id, peak);
+            let enough = self.draw_some::<2>(|walk, id| helps(walk, id) && walk.bytes(id) >= missing);
+            let enough = enough.into_iter().flatten().max_by_key(|id| self.evicted_by[id.index()]);
+            let Some(into) = enough.or_else(|| self.draw(helps)) else { break };
+            self.evict(into);
+            after = self.predict_move();
+        }
+        Some(after)
     }
 
     /// Moves an eviction to the previous or the next window of its storage.
@@ -331,12 +398,26 @@ impl<'a> Walk<'a> {
 
     /// One of the useful windows that are `eligible`.
     fn draw(&mut self, eligible: impl Fn(&Self, WindowId) -> bool) -> Option<WindowId> {
+        self.draw_some(eligible).map(|[drawn]| drawn)
+    }
+
+    /// So many of them, one perhaps twice.
+    fn draw_some<const N: usize>(&mut self, eligible: impl Fn(&Self, WindowId) -> bool) -> Option<[WindowId; N]> {
         let mut drawn = std::mem::take(&mut self.drawn);
         drawn.clear();
         drawn.extend(self.useful.iter().copied().filter(|&id| eligible(self, id)));
-        let found = (!drawn.is_empty()).then(|| drawn[self.random.below(drawn.len())]);
+        let found = (!drawn.is_empty()).then(|| std::array::from_fn(|_| drawn[self.random.below(drawn.len())]));
         self.drawn = drawn;
         found
+    }
+
+    fn spans(&self, id: WindowId, operator: usize) -> bool {
+        let window = self.problem.lineage.window(id);
+        window.start as usize <= operator && operator < window.end as usize
+    }
+
+    fn bytes(&self, id: WindowId) -> u64 {
+        self.problem.trace.storages[self.problem.lineage.window(id).storage.index()].bytes
     }
 
     fn is_kept(&self, id: WindowId) -> bool {
