@@ -111,7 +111,7 @@ impl Chosen {
                 let mut policy = baseline(name, 0).expect("parsed as the name of a baseline");
                 Decided { planned: plan(problem, policy.as_mut()), by: name }
             }
-            Chosen::Learned { file, .. } => planner.plan(problem, Some(&self.learned(file))),
+            Chosen::Learned { .. } => planner.plan(problem, self.learned().as_ref()),
         }
     }
 
@@ -119,12 +119,16 @@ impl Chosen {
     pub fn policies(&self) -> Vec<Box<dyn Policy + Send>> {
         match self {
             Chosen::Baseline(name) => baseline(name, 0).into_iter().collect(),
-            Chosen::Learned { file, .. } => vec![Box::new(self.learned(file))],
+            Chosen::Learned { file, .. } => vec![Box::new(PolicyFile::clone(file).into_policy())],
         }
     }
 
-    fn learned(&self, file: &PolicyFile) -> LearnedPolicy {
-        file.clone().into_policy()
+    /// The learned policy, if it is one.
+    pub fn learned(&self) -> Option<LearnedPolicy> {
+        match self {
+            Chosen::Baseline(_) => None,
+            Chosen::Learned { file, .. } => Some(PolicyFile::clone(file).into_policy()),
+        }
     }
 
     /// Plans `problem`, or says which budget would have been enough.
@@ -139,8 +143,8 @@ impl Chosen {
             };
             // A few that do with little, not all: each is asked many times.
             let mut policies: Vec<_> = REFERENCES.iter().filter_map(|name| baseline(name, 0)).collect();
-            if let Chosen::Learned { file, .. } = self {
-                policies.push(Box::new(self.learned(file)));
+            if let Some(policy) = self.learned() {
+                policies.push(Box::new(policy));
             }
             // The plan at hand may need less than what those find.
             let least = least_feasible_budget(problem, &mut policies).min(needed);

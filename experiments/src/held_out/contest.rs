@@ -8,15 +8,16 @@ use std::time::Duration;
 use plimsoll_runtime::observation::Pressure;
 use plimsoll_runtime::planner::{self, DECODES_SHARE, portfolio_share};
 use plimsoll_runtime::search::{Limits, search};
-use plimsoll_runtime::{Choice, Decided, Plan, Planned, Planner, Policy, Problem, plan};
+use plimsoll_runtime::{Choice, Decided, LearnedPolicy, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
 
 use super::points::{Field, MakePolicy, Point};
 use super::processor::timed;
 use crate::chosen::Chosen;
 
-/// Evaluations by which the pace of a search is found.
-const PACE_EVALUATIONS: u64 = 1000;
+/// Evaluations by which the pace of a search is found: as many as make its first steps, which are faster or slower than the
+/// rest, a small part of them.
+const PACE_EVALUATIONS: u64 = 4000;
 
 /// The search for the best plan.
 const LONG_SEARCH: &str = "long search";
@@ -231,18 +232,23 @@ impl Contest<'_> {
     /// Lets everything plan at a point; none where nothing holds its budget.
     pub fn hold(&self, field: &Field) -> Option<PointReport> {
         let problem = field.point.instance.problem();
-        let pace = Pace::of(problem, field);
-        let limits = |time| match self.search_plans {
+        let best_baseline = field.best();
+        let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
+        let pace = Pace::of(problem, &seed, None);
+        let limits = |pace: &Pace, time| match self.search_plans {
             Some(plans) => Limits { seed: self.seed, ..Limits::evaluations(plans) },
             None => pace.limits(time, self.seed),
         };
-        let searched = |starts: &[Plan]| search_for(problem, starts, limits(self.planner_time));
+        let searched = |starts: &[Plan]| search_for(problem, starts, limits(&pace, self.planner_time));
         let mut plans: Vec<Made> = Vec::new();
         for contestant in self.contestants {
             let by = contestant.policy.decides();
             let decoded_by = |policy: &mut dyn Policy| Decided { planned: plan(problem, policy), by };
             let alone = Made::of(way_of(&contestant.name, ALONE), timed(|| decoded_by(contestant.make().as_mut())));
-            let planner = self.planner(contestant, field, alone.time, limits);
+            // Its search has a guide and several starts: other moves, which take other times.
+            let starts: Vec<Plan> = [&alone.planned.plan].into_iter().chain(&seed).cloned().collect();
+            let pace = Pace::of(problem, &starts, contestant.policy.learned().as_ref());
+            let planner = self.planner(contestant, field, alone.time, |time| limits(&pace, time));
             plans.push(alone);
             if let Chosen::Learned { .. } = contestant.policy {
                 let unasked = || decoded_by(&mut Unasked(contestant.make()));
@@ -256,8 +262,6 @@ impl Contest<'_> {
             plans.push(Made::of(way_of(&contestant.name, PLANNER), timed(|| contestant.plan_with(problem, &planner))));
         }
         plans.push(Made::of(SEARCH, timed(|| searched(&[]))));
-        let best_baseline = field.best();
-        let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
         plans.push(Made::of(SEEDED, timed(|| searched(&seed))));
         if let Some((by, planned, time)) = best_baseline {
             plans.push(Made { way: BEST_BASELINE.to_owned(), by, planned: planned.clone(), time });
@@ -321,10 +325,9 @@ struct Pace {
 }
 
 impl Pace {
-    fn of(problem: Problem<'_>, field: &Field) -> Self {
-        let starts: Vec<Plan> = field.best().iter().map(|(_, planned, _)| planned.plan.clone()).collect();
+    fn of(problem: Problem<'_>, starts: &[Plan], guide: Option<&LearnedPolicy>) -> Self {
         let limits = Limits::evaluations(PACE_EVALUATIONS);
-        let (found, time) = timed(|| search(problem, &starts, limits, None, &mut |_| ControlFlow::Continue(())));
+        let (found, time) = timed(|| search(problem, starts, limits, guide, &mut |_| ControlFlow::Continue(())));
         Pace { evaluations_per_s: found.evaluations as f64 / time.as_secs_f64().max(1e-9) }
     }
 

@@ -293,20 +293,20 @@ impl<'a> Walk<'a> {
         self.draw(|walk, id| walk.is_kept(id) && walk.spans(id, peak)).is_some_and(|id| self.evict(id))
     }
 
-    /// Takes over what another plan does in some stretch of the iteration, by chance not all of it.
+    /// Takes over what another plan does with some of the next windows in which it differs.
     fn graft(&mut self) -> bool {
-        let operators = self.problem.trace.operators.len();
-        let length = 1 + operators * self.random.below(GRAFT_PERCENT) / 100;
-        let from = self.random.below(operators - length.min(operators - 1)) as u32;
-        let until = from + length as u32;
         let donor = self.random.below(self.donors.len());
-        for position in 0..self.useful.len() {
+        let length = 1 + self.random.below(CHANGES_MAX);
+        let first = self.random.below(self.useful.len());
+        let last = (first + self.useful.len() * GRAFT_PERCENT / 100 + 1).min(self.useful.len());
+        for position in first..last {
             let id = self.useful[position];
-            let window = self.problem.lineage.window(id);
             let action = self.donors[donor].action(id);
-            let differs = window.start < until && from < window.end && action != self.plan.action(id);
-            if differs && self.random.below(4) > 0 {
+            if action != self.plan.action(id) && self.random.below(4) > 0 {
                 self.change(id, action);
+                if self.changed.len() == length {
+                    break;
+                }
             }
         }
         !self.changed.is_empty()
