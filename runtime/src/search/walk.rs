@@ -16,6 +16,8 @@ use crate::timeline::{CHANGES_MAX, Prediction};
 /// Temperatures at the start and at the end of a descent, as shares of what the best plan so far takes over keep-all.
 const HOT: f64 = 1e-2;
 const COLD: f64 = 5e-4;
+/// Windows from which on temperatures fall with their number: each costs a smaller share then.
+const WINDOWS: f64 = 2000.0;
 /// Descents within the limits, each from the best plan so far.
 const DESCENTS: u64 = 4;
 /// Moves between two that sweep a region anew. With a guide they are twice as many, every other one swept by it.
@@ -203,7 +205,8 @@ impl<'a> Walk<'a> {
         let keep_all_ns = self.problem.lineage.keep_all_makespan_ns();
         let delay_ns = self.judge.best().1.makespan_ns.saturating_sub(keep_all_ns);
         // Where hardly anything is lost, hardly anything is to be gained, but something has to be risked.
-        let scale = delay_ns.max(keep_all_ns / 1000).max(1) as f64;
+        let crowd = (self.useful.len() as f64 / WINDOWS).max(1.0);
+        let scale = delay_ns.max(keep_all_ns / 1000).max(1) as f64 / crowd;
         let region_interval = if self.guide.is_some() { REGION_INTERVAL / 2 } else { REGION_INTERVAL };
         let (mut moves, mut temperature) = (0u64, HOT * scale);
         while !self.ended && self.judge.evaluations < self.limits.evaluations {
