@@ -1,5 +1,6 @@
 //! A training loop with what makes placement hard: batch-norm, in-place activations, dropout, gradients accumulated
-//! over two micro-batches, a graph that is walked twice, clipped gradients, Adam. It can depart from what it does.
+//! over two micro-batches, a graph that is walked twice, clipped gradients, Adam, data on loan. It can depart from what it
+//! does.
 
 use plimsoll_env::workload::{Workload, named_variables};
 use tch::nn::{self, Module, ModuleT, OptimizerConfig};
@@ -82,6 +83,7 @@ impl Awkward {
             true => Tensor::f_from_slice(&[0.5f32; (BATCH * HIDDEN) as usize]),
         };
         let early = constant(departs(Departure::FilledEarly))?;
+        let doubled = doubled_loan(batch * HIDDEN)?;
 
         let hidden = self.convolution.forward(&pictures);
         let mut hidden = self.normalise.forward_t(&hidden, true);
@@ -92,6 +94,7 @@ impl Awkward {
         let late = constant(departs(Departure::FilledAtOnce))?;
         let features = features.f_addcmul(&features, &late.f_view([batch, HIDDEN])?)?;
         let features = features.f_addcmul(&features, &early.f_view([batch, HIDDEN])?)?;
+        let features = features.f_addcmul(&features, &doubled.f_view([batch, HIDDEN])?)?;
         let logits = self.outer.forward(&features);
         let loss = logits.f_cross_entropy_loss(&labels, None::<&Tensor>, Reduction::Mean, -100, 0.0)?;
         match departure {
@@ -116,6 +119,17 @@ impl Awkward {
         let scale = total.f_reciprocal()?.f_mul_scalar(0.5)?.f_clamp_max(1.0)?;
         gradients.iter_mut().try_for_each(|gradient| gradient.f_mul_(&scale).map(drop))
     }
+}
+
+/// Twice the numbers that lay in memory which libtorch did not give out, and which holds others by now.
+fn doubled_loan(numbers: i64) -> Result<Tensor, TchError> {
+    let mut lent: Vec<f32> = (0..numbers).map(|index| (index % 7) as f32 / 7.0).collect();
+    // SAFETY: the numbers stay where they are for as long as the tensor lives.
+    let loan = unsafe { Tensor::f_from_blob(lent.as_ptr().cast(), &[numbers], &[1], Kind::Float, Device::Cpu)? };
+    let doubled = loan.f_mul_scalar(2.0)?;
+    drop(loan);
+    lent.fill(f32::NAN);
+    Ok(doubled)
 }
 
 impl Workload for Awkward {

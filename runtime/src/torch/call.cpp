@@ -174,7 +174,11 @@ void Call::access(c10::TensorImpl* tensor, const Argument& argument, bool plain)
   }
   bool absent = is_absent(storage->data_ptr());
   bool foreign = !absent && is_foreign(*storage);
-  if (foreign) locked = "not allocated by libtorch's allocator";
+  if (foreign) {
+    locked = "not allocated by libtorch's allocator";
+    // Nobody tells when its owner changes it, or when it is gone: a batch on the host that goes to another device.
+    not_replayable_ = "uses memory that libtorch's allocator did not give out";
+  }
   PlimsollEntry entry = entries().of(storage);
   uint32_t filled = absent                                           ? PLIMSOLL_WAS_AWAY
                     : entries().has_changed(entry, *storage, true) ? PLIMSOLL_FILLED
