@@ -37,7 +37,7 @@ impl Comparison<'_> {
         let mut open = RecordedLoop::open(self.config, name, self.flags, RECORDED_ITERATIONS)?;
         let mut trace = Arc::new(open.trace.clone());
         let mut lineage = Arc::new(Lineage::of(&trace));
-        let tiers = open.tiers(self.tiers.as_ref())?;
+        let tiers = open.on.tiers(self.tiers.clone())?;
         let mut results = Vec::new();
         let mut iterations_done = open.losses.len();
         let mut firsts = Vec::new();
@@ -55,9 +55,9 @@ impl Comparison<'_> {
                 let mut result = PointResult::planned(policy.name(), &problem, self.tiers.is_some(), &decided);
                 firsts.push(iterations_done);
                 if self.real && result.feasible {
-                    let engine = open.engine(&tiers)?;
+                    let engine = open.on.engine(&tiers)?;
                     let measured = run_plan(
-                        open.session,
+                        open.on.session,
                         open.workload.as_mut(),
                         &problem,
                         &decided.planned.plan,

@@ -37,8 +37,8 @@ impl LoopFlags {
     pub fn require_cpu(&self, command: &str) -> anyhow::Result<()> {
         ensure!(
             self.device == DeviceName::Cpu,
-            "--device {}: `plimsoll {command}` is for the CPU; `record`, `run`, `evaluate --real` and `gpu-check` run \
-             loops on a GPU",
+            "--device {}: `plimsoll {command}` is for the CPU; `record`, `run`, `hold`, `evaluate --real` and `gpu-check` \
+             run loops on a GPU",
             self.device
         );
         Ok(())
@@ -77,30 +77,56 @@ pub fn emulated(bandwidth: Bandwidth) -> Link {
     Link { contention_ns_per_byte, ..Link::symmetric(bandwidth.bytes_per_second(), LATENCY_NS) }
 }
 
-/// A workload with its session and its recorded iteration.
-pub struct RecordedLoop {
+/// A device whose bytes are counted, and what copies for the loops on it.
+pub struct OpenDevice {
     /// The process's connection to libtorch.
     pub session: Session,
-    /// Where the loop runs.
+    /// The device.
     pub device: Device,
-    /// What copies for it.
-    engines: Engines,
+    /// What copies.
+    pub engines: Engines,
+}
+
+impl OpenDevice {
+    /// Opens the device `name`, on a GPU with kernels of that determinism.
+    pub fn open(name: DeviceName, determinism: Determinism) -> anyhow::Result<Self> {
+        let device = name.open()?;
+        let session = Session::install_on(device)?;
+        if device != Device::Cpu {
+            set_deterministic(determinism);
+        }
+        Ok(OpenDevice { session, device, engines: Engines::open(name, PAGE_LOCKED_LIMIT_BYTES)? })
+    }
+
+    /// The link between the device and its slow tier, measured now.
+    pub fn measured_link(&self) -> anyhow::Result<Link> {
+        match self.device {
+            Device::Cpu => Ok(HostEngine::probe()),
+            device => Ok(CopyTable::measure(&self.engines, device, &CopyTable::LINK_SIZES)?.link()),
+        }
+    }
+
+    /// Where copies go: the tiers that were opened for them, or else those of the device, measured now.
+    pub fn tiers(&self, opened: Option<OpenTiers>) -> anyhow::Result<OpenTiers> {
+        opened.map_or_else(|| Ok(OpenTiers::of_device(self.measured_link()?)), Ok)
+    }
+
+    /// What copies to `tiers`.
+    pub fn engine(&self, tiers: &OpenTiers) -> anyhow::Result<Box<dyn CopyEngine>> {
+        if self.device == Device::Cpu { tiers.engine() } else { Ok(self.engines.engine(None)?) }
+    }
+}
+
+/// A workload on its device, and its recorded iteration.
+pub struct RecordedLoop {
+    /// Where the loop runs.
+    pub on: OpenDevice,
     /// The loop, some iterations in.
     pub workload: Box<dyn Workload>,
     /// Its trace.
     pub trace: Trace,
     /// Losses of the iterations so far.
     pub losses: Vec<f64>,
-}
-
-/// Opens the device for a loop.
-pub fn open_device(name: DeviceName) -> anyhow::Result<Device> {
-    let device = name.open()?;
-    if device != Device::Cpu {
-        // Runs are compared bit for bit.
-        set_deterministic(Determinism::Preferred);
-    }
-    Ok(device)
 }
 
 /// Builds a workload from its configuration.
@@ -112,31 +138,12 @@ pub fn build(config: &FamilyConfig, name: &str, device: Device, seed: u64) -> an
 impl RecordedLoop {
     /// Builds the workload `name` and records it.
     pub fn open(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
-        let device = open_device(flags.device)?;
-        let session = Session::install_on(device)?;
-        let engines = Engines::open(flags.device, PAGE_LOCKED_LIMIT_BYTES)?;
-        let mut workload = build(config, name, device, flags.seed)?;
-        let (trace, losses) = record(session, workload.as_mut(), iterations, &flags.device.to_string())
+        // Runs are compared bit for bit.
+        let on = OpenDevice::open(flags.device, Determinism::Preferred)?;
+        let mut workload = build(config, name, on.device, flags.seed)?;
+        let (trace, losses) = record(on.session, workload.as_mut(), iterations, &flags.device.to_string())
             .with_context(|| format!("workload {name}"))?;
-        Ok(RecordedLoop { session, device, engines, workload, trace, losses })
-    }
-
-    /// The link of the loop's device, measured now.
-    pub fn measured_link(&self) -> anyhow::Result<Link> {
-        match self.device {
-            Device::Cpu => Ok(HostEngine::probe()),
-            device => Ok(CopyTable::measure(&self.engines, device, &CopyTable::LINK_SIZES)?.link()),
-        }
-    }
-
-    /// Where the loop's copies go: the tiers that were opened for it, or else those of its device, measured now.
-    pub fn tiers(&self, opened: Option<&OpenTiers>) -> anyhow::Result<OpenTiers> {
-        opened.map_or_else(|| Ok(OpenTiers::of_device(self.measured_link()?)), |tiers| Ok(tiers.clone()))
-    }
-
-    /// What copies for the loop to `tiers`.
-    pub fn engine(&self, tiers: &OpenTiers) -> anyhow::Result<Box<dyn CopyEngine>> {
-        if self.device == Device::Cpu { tiers.engine() } else { Ok(self.engines.engine(None)?) }
+        Ok(RecordedLoop { on, workload, trace, losses })
     }
 }
 
@@ -147,7 +154,7 @@ pub struct Untouched {
 }
 
 impl Untouched {
-    /// Runs the workload `name` for `iterations` iterations with nothing in between.
+    /// Runs the workload `name` for `iterations` iterations with nothing in between, on a device that is open.
     pub fn run(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
         Self::watch(config, name, flags, iterations, |step| step())
     }
@@ -160,7 +167,7 @@ impl Untouched {
         iterations: usize,
         mut watcher: impl FnMut(&mut dyn FnMut() -> Result<f64, TchError>) -> Result<f64, TchError>,
     ) -> anyhow::Result<Self> {
-        let mut workload = build(config, name, open_device(flags.device)?, flags.seed)?;
+        let mut workload = build(config, name, flags.device.open()?, flags.seed)?;
         let mut losses = Vec::with_capacity(iterations);
         for _ in 0..iterations {
             losses.push(watcher(&mut || workload.iteration())?.to_bits());

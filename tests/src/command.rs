@@ -1,5 +1,6 @@
 //! The `plimsoll` command as its user has it: shipped configurations cut down to tiny work, and what a call came to.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -7,6 +8,7 @@ use std::process::{Command, Stdio};
 pub struct Bench {
     binary: PathBuf,
     folder: PathBuf,
+    environment: Vec<(&'static str, OsString)>,
 }
 
 /// What a call came to.
@@ -27,13 +29,18 @@ impl Bench {
         // What an earlier run of the tests left.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
-        let bench = Bench { binary: binary.into(), folder };
+        let bench = Bench { binary: binary.into(), folder, environment: Vec::new() };
         for family in ["gpt", "resnet"] {
             bench.write(&format!("{family}.toml"), tiny_configuration(family));
         }
         std::fs::create_dir(bench.path("hardware")).unwrap();
         bench.write("hardware/titan-v.toml", std::fs::read(configs().join("hardware/titan-v.toml")).unwrap());
         bench
+    }
+
+    /// Sets a variable of the command's environment.
+    pub fn set(&mut self, variable: &'static str, value: impl Into<OsString>) {
+        self.environment.push((variable, value.into()));
     }
 
     /// A path in the folder.
@@ -56,7 +63,7 @@ impl Bench {
         let mut command = Command::new(&self.binary);
         command.args(line.split_whitespace()).current_dir(&self.folder).stdin(Stdio::null());
         // Tests run beside each other.
-        command.env("GOMP_SPINCOUNT", "0");
+        command.env("GOMP_SPINCOUNT", "0").envs(self.environment.iter().cloned());
         command
     }
 

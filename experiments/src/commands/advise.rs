@@ -160,7 +160,7 @@ fn measure(
     arguments: &Arguments,
 ) -> anyhow::Result<Figures> {
     let measured = run_plan(
-        open.session,
+        open.on.session,
         open.workload.as_mut(),
         &instance.problem(),
         &made.at_full_strength.plan,

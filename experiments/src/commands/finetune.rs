@@ -17,7 +17,7 @@ use plimsoll_runtime::network::{Network, NetworkWeights};
 use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, PolicyFile, plan};
 
 use super::train::{STEPS_MAX, describe, scalars, watch_for_interrupt};
-use crate::loops::{LATENCY_NS, LoopFlags, bandwidth, build, emulated, open_device};
+use crate::loops::{LATENCY_NS, LoopFlags, bandwidth, build, emulated};
 use crate::progress;
 use crate::provenance::provenance_of;
 use crate::served::{Served, serve};
@@ -189,7 +189,7 @@ fn budgets(config: &FamilyConfig, arguments: &Arguments) -> Vec<Budget> {
 /// Records the loop, and makes it an environment whose budgets lie between the least and the greatest.
 fn open(config: &FamilyConfig, arguments: &Arguments, link: Link) -> anyhow::Result<TorchEnvironment> {
     let session = plimsoll_runtime::torch::Session::install()?;
-    let device = open_device(arguments.flags.device)?;
+    let device = arguments.flags.device.open()?;
     let workload = build(config, &arguments.workload, device, arguments.flags.seed)?;
     let domain = |peak_bytes: u64| {
         let shares = budgets(config, arguments).into_iter().map(|budget| budget.resolve(peak_bytes));

@@ -12,11 +12,12 @@ use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::torch::report::Course;
-use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime, Session};
+use plimsoll_runtime::torch::settings::Determinism;
+use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime};
 use serde::Serialize;
 
 use crate::chosen::Chosen;
-use crate::loops::{LinkFlag, LoopFlags, Untouched, build, open_device};
+use crate::loops::{LinkFlag, LoopFlags, OpenDevice, Untouched, build};
 use crate::progress;
 use crate::provenance::command_line;
 use crate::results::write_json;
@@ -110,6 +111,12 @@ struct Results<'a> {
     points: &'a [Held],
 }
 
+/// Where the loops run, and where their copies go.
+struct Ground {
+    on: OpenDevice,
+    tiers: OpenTiers,
+}
+
 /// The loop with nothing in between.
 struct KeepAll {
     untouched: Untouched,
@@ -121,7 +128,6 @@ struct KeepAll {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     ensure!(arguments.iterations > 0, "--iterations 0: there is nothing to run");
-    arguments.flags.require_cpu("hold")?;
     if let Chosen::Baseline(name) = Chosen::parse(&arguments.policy)? {
         ensure!(BASELINES.contains(&name), "--policy {name}: a search takes too long for a loop under way");
     }
@@ -132,21 +138,28 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         anyhow::Ok((config, &name.workload))
     });
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
-    let tiers = arguments.tiers.open(arguments.link.resolve(), arguments.link.is_emulated())?;
+    let emulated = arguments.link.is_emulated();
+    let tiers = arguments.tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
+    let on = OpenDevice::open(arguments.flags.device, Determinism::Preferred)?;
+    let ground = Ground { tiers: on.tiers(tiers)?, on };
     let bar = progress::bar((configs.len() * arguments.budget.len()) as u64, "holding budgets");
     let mut points = Vec::new();
     for (config, workload) in &configs {
-        let keep_all = KeepAll::run(config, workload, &arguments)?;
+        let keep_all = KeepAll::run(config, workload, &ground, &arguments)?;
         for budget in &arguments.budget {
             bar.set_message(format!("{workload} at {budget}"));
-            points.push(hold(config, workload, *budget, &keep_all, &tiers, &arguments)?);
+            points.push(hold(config, workload, *budget, &keep_all, &ground, &arguments)?);
             bar.inc(1);
             // What is known so far is worth keeping, should a later loop fail.
             if let Some(path) = &arguments.json {
-                let link_emulated = arguments.link.is_emulated();
                 write_json(
                     path,
-                    &Results { command: command_line(), policy: &arguments.policy, link_emulated, points: &points },
+                    &Results {
+                        command: command_line(),
+                        policy: &arguments.policy,
+                        link_emulated: emulated,
+                        points: &points,
+                    },
                 )?;
             }
         }
@@ -162,14 +175,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 impl KeepAll {
-    fn run(config: &FamilyConfig, name: &str, arguments: &Arguments) -> anyhow::Result<Self> {
-        let session = Session::install()?;
+    fn run(config: &FamilyConfig, name: &str, ground: &Ground, arguments: &Arguments) -> anyhow::Result<Self> {
+        let session = ground.on.session;
         let mut makespans_ns = Vec::with_capacity(arguments.iterations);
         let (mut peak_bytes, mut resident_bytes) = (0, 0);
         let untouched = Untouched::watch(config, name, &arguments.flags, arguments.iterations, |step| {
             session.reset_peak();
             let started = std::time::Instant::now();
             let ran = step();
+            ground.on.engines.settle();
             makespans_ns.push(started.elapsed().as_nanos() as u64);
             peak_bytes = peak_bytes.max(session.peak_bytes());
             resident_bytes = session.live_bytes();
@@ -198,13 +212,13 @@ fn hold(
     name: &str,
     budget: Budget,
     keep_all: &KeepAll,
-    tiers: &OpenTiers,
+    ground: &Ground,
     arguments: &Arguments,
 ) -> anyhow::Result<Held> {
     let asked_bytes = budget.resolve(keep_all.peak_bytes);
     let (mut budget_bytes, mut refusals) = (asked_bytes, 0);
     let (losses, workload, report) = loop {
-        match attempt(config, name, budget_bytes, tiers, arguments)? {
+        match attempt(config, name, budget_bytes, ground, arguments)? {
             Attempt::Ran { losses, workload, report } => break (losses, workload, report),
             Attempt::Refused { least_bytes } => {
                 refusals += 1;
@@ -246,16 +260,17 @@ fn attempt(
     config: &FamilyConfig,
     name: &str,
     budget_bytes: u64,
-    tiers: &OpenTiers,
+    ground: &Ground,
     arguments: &Arguments,
 ) -> anyhow::Result<Attempt> {
     let builder = match Chosen::parse(&arguments.policy)? {
         Chosen::Baseline(name) => Runtime::builder().baseline(name),
         Chosen::Learned { file, .. } => Runtime::builder().policy(*file),
     };
-    let builder = builder.budget(Line::bytes(budget_bytes)).tiers(tiers.tiers).engine(tiers.engine()?);
-    let mut runtime = builder.build()?;
-    let mut workload = build(config, name, open_device(arguments.flags.device)?, arguments.flags.seed)?;
+    let Ground { on, tiers } = ground;
+    let builder = builder.budget(Line::bytes(budget_bytes)).device(on.device);
+    let mut runtime = builder.tiers(tiers.tiers).engine(on.engine(tiers)?).build()?;
+    let mut workload = build(config, name, on.device, arguments.flags.seed)?;
     let mut losses = Vec::with_capacity(arguments.iterations);
     for _ in 0..arguments.iterations {
         let ran = {

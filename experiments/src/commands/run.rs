@@ -69,7 +69,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let tiers = tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
     policy.warn_of_mismatch(&config.family.to_string(), arguments.actions);
     let mut open = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, RECORDED_ITERATIONS)?;
-    let tiers = open.tiers(tiers.as_ref())?;
+    let tiers = open.on.tiers(tiers)?;
     let instance = Instance {
         lineage: Arc::new(Lineage::of(&open.trace)),
         link: tiers.tiers.host,
@@ -81,9 +81,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let decided = policy.plan_or_refuse(problem, &arguments.planner.planner())?;
     let mut result = PointResult::planned(policy.name(), &problem, emulated, &decided);
     let plan = &decided.planned.plan;
-    let engine = open.engine(&tiers)?;
+    let engine = open.on.engine(&tiers)?;
     let measured = run_plan(
-        open.session,
+        open.on.session,
         open.workload.as_mut(),
         &problem,
         plan,

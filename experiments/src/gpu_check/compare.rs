@@ -22,6 +22,7 @@ use serde::Serialize;
 use super::{Bed, Findings, Request};
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
+use crate::loops::OpenDevice;
 use crate::results::PointResult;
 
 /// Iterations that a trace is made of.
@@ -77,14 +78,14 @@ const EVERYTHING: [Everything; 2] = [
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     let mut workload = bed.workload()?;
-    bed.session.reset_device_peak();
-    let (trace, _) = record(bed.session, workload.as_mut(), RECORDED, &format!("{:?}", bed.device))?;
+    bed.on.session.reset_device_peak();
+    let (trace, _) = record(bed.on.session, workload.as_mut(), RECORDED, &format!("{:?}", bed.on.device))?;
     findings.set("keep_all_peak_bytes", trace.peak_bytes)?;
-    findings.set("keep_all_device_counts", format!("{:?}", bed.session.device_counts()))?;
+    findings.set("keep_all_device_counts", format!("{:?}", bed.on.session.device_counts()))?;
     findings.set("recorded_makespan_ns", trace.makespan_ns)?;
     findings.set("operators", trace.operators.len())?;
     save_trace(&trace, &request.out)?;
-    let link = bed.link()?;
+    let link = bed.on.measured_link()?;
     findings.set("link", link)?;
     let lineage = Arc::new(Lineage::of(&trace));
     let mut instance =
@@ -156,7 +157,7 @@ impl Bench<'_> {
                 result.measure(&instance.problem(), &decided.planned.plan, &measured);
                 let peak_error_bytes = measured.peak_bytes as i64 - result.predicted.peak_bytes as i64;
                 let followed = measured.reports.iter().all(|report| report.followed);
-                let reserved_peak_bytes = self.bed.session.device_counts().reserved_peak_bytes;
+                let reserved_peak_bytes = self.bed.on.session.device_counts().reserved_peak_bytes;
                 let host_waits_and_allocations = waits;
                 findings.push(
                     "points",
@@ -175,7 +176,7 @@ impl Bench<'_> {
     }
 
     fn run(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<(Measurement, Option<(u64, u64)>)> {
-        let Bed { session, engines, .. } = self.bed;
+        let OpenDevice { session, engines, .. } = &self.bed.on;
         let (plan, problem) = (&decided.planned.plan, instance.problem());
         // The first planned iteration gets page-locked memory, which later ones use again.
         run_plan(*session, self.workload, &problem, plan, engines.engine(None)?, 1, false)?;

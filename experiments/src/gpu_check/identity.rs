@@ -77,7 +77,7 @@ struct ActionNames {
 
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
-    let link = bed.link()?;
+    let link = bed.on.measured_link()?;
     findings.set("link", link)?;
     let untouched = Outcome::untouched(bed, 2)?;
     let again = Outcome::untouched(bed, 2)?;
@@ -97,13 +97,13 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
         Ok(verdict) => findings.push("verdicts", verdict)?,
         Err(error) => findings.push("failures", format!("under a budget: {error:#}"))?,
     }
-    findings.set("engine", bed.engines.host_waits_and_allocations())
+    findings.set("engine", bed.on.engines.host_waits_and_allocations())
 }
 
 /// A plan that evicts as much as fits.
 fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::Result<Verdict> {
     let mut workload = bed.workload()?;
-    let (trace, mut losses) = record(bed.session, workload.as_mut(), RECORDED, &format!("{:?}", bed.device))?;
+    let (trace, mut losses) = record(bed.on.session, workload.as_mut(), RECORDED, &format!("{:?}", bed.on.device))?;
     let lineage = Arc::new(Lineage::of(&trace));
     let mut instance = Instance { lineage, link, budget_bytes: 0, actions, trace: Arc::new(trace) };
     let peak_bytes = instance.trace.peak_bytes;
@@ -114,9 +114,9 @@ fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::
         planned.fits().then_some((name, planned))
     });
     let (name, planned) = found.context("no plan fits any of the budgets tried")?;
-    let engine = bed.engines.engine(None)?;
+    let engine = bed.on.engines.engine(None)?;
     let measured =
-        run_plan(bed.session, workload.as_mut(), &instance.problem(), &planned.plan, engine, PLANNED, false)?;
+        run_plan(bed.on.session, workload.as_mut(), &instance.problem(), &planned.plan, engine, PLANNED, false)?;
     losses.extend(&measured.losses);
     let found = Outcome::of(&losses, workload.as_ref())?;
     drop(workload);
@@ -141,15 +141,15 @@ fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::
 /// A budget from the first iteration on: evictions when bytes run out, then plans.
 fn under_budget(bed: &Bed<'_>, link: Link) -> anyhow::Result<Verdict> {
     let expected = Outcome::untouched(bed, UNDER_BUDGET)?;
-    bed.session.reset_peak();
+    bed.on.session.reset_peak();
     drop(Outcome::untouched(bed, 2)?);
-    let keep_all_peak_bytes = bed.session.peak_bytes();
+    let keep_all_peak_bytes = bed.on.session.peak_bytes();
     let budget_bytes = (0.75 * keep_all_peak_bytes as f64) as u64;
     let mut runtime = Runtime::builder()
         .baseline("dtr")
         .budget(Budget::bytes(budget_bytes))
-        .device(bed.device)
-        .engine(bed.engines.engine(None)?)
+        .device(bed.on.device)
+        .engine(bed.on.engines.engine(None)?)
         .link(link)
         .build()?;
     let mut workload = bed.workload()?;

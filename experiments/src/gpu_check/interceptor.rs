@@ -26,23 +26,23 @@ struct Cost {
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let mut workload = bed.workload()?;
-    let (trace, _) = record(bed.session, workload.as_mut(), 3, &format!("{:?}", bed.device))?;
+    let (trace, _) = record(bed.on.session, workload.as_mut(), 3, &format!("{:?}", bed.on.device))?;
     let lineage = Lineage::of(&trace);
     let keep_all = Plan::keep_all(lineage.windows().len());
-    let (schedule, _) = Timeline::new(&trace, &lineage, bed.link()?).schedule(&keep_all, u64::MAX);
-    let engine = bed.engines.engine(None)?;
-    let mut executor = Executor::new(bed.session, &trace, &lineage, &keep_all, schedule, engine);
+    let (schedule, _) = Timeline::new(&trace, &lineage, bed.on.measured_link()?).schedule(&keep_all, u64::MAX);
+    let engine = bed.on.engines.engine(None)?;
+    let mut executor = Executor::new(bed.on.session, &trace, &lineage, &keep_all, schedule, engine);
     let (mut plain, mut watched) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        bed.engines.settle();
+        bed.on.engines.settle();
         let started = Instant::now();
         workload.iteration()?;
-        bed.engines.settle();
+        bed.on.engines.settle();
         let plain_ns = started.elapsed().as_nanos() as u64;
         let started = Instant::now();
         let (loss, IterationReport { deviation, .. }) = executor.iteration(|| workload.iteration())?;
         loss?;
-        bed.engines.settle();
+        bed.on.engines.settle();
         let watched_ns = started.elapsed().as_nanos() as u64;
         // An iteration that nobody saw lies between: the first one after it only finds its storages again.
         if let Some(why) = deviation {

@@ -30,7 +30,7 @@ fn resnet(arch: Arch, classes: i64, image_size: i64, batch: i64) -> WorkloadConf
     WorkloadConfig::Resnet(ResnetConfig { arch, depth, width, classes, image_size, batch, learning_rate, momentum })
 }
 
-/// The loop of that name; none where there is none.
+/// The loop of that name; none where there is none. Some are for trying the check itself.
 ///
 /// Sizes of GPT-2 as in its paper, table 2; those of ResNet as in "Deep Residual Learning for Image Recognition" (He et
 /// al. 2016), table 1. The text and the pictures that they learn are this repository's own.
@@ -40,6 +40,8 @@ pub fn member(name: &str) -> Option<Member> {
     let vocabulary = Some(GPT2_VOCABULARY);
     let (name, config, manner) = match name {
         "gpt-tiny" => ("gpt-tiny", gpt(2, 64, 2, 64, 4, None), full),
+        "gpt-tiny-mixed" => ("gpt-tiny-mixed", gpt(2, 64, 2, 64, 4, None), mixed),
+        "gpt-small" => ("gpt-small", gpt(4, 128, 4, 128, 16, None), full),
         "gpt2-small" => ("gpt2-small", gpt(12, 768, 12, 1024, 8, vocabulary), mixed),
         "gpt2-medium" => ("gpt2-medium", gpt(24, 1024, 16, 1024, 8, vocabulary), mixed),
         "gpt2-large" => ("gpt2-large", gpt(36, 1280, 20, 1024, 8, vocabulary), mixed),

@@ -29,13 +29,14 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     if bed.is_cpu() {
         return findings.set("not_run", "libtorch does not bound what a program takes of the CPU's memory");
     }
+    let link = bed.on.measured_link()?;
     let untouched = losses(bed)?;
-    let reserved_bytes = bed.session.device_counts().reserved_peak_bytes;
+    let reserved_bytes = bed.on.session.device_counts().reserved_peak_bytes;
     findings.set("untouched_reserved_bytes", reserved_bytes)?;
-    bed.session.empty_device_cache()?;
+    bed.on.session.empty_device_cache()?;
     let total_bytes = total_memory_bytes(bed)?;
     let limit_bytes = (SHARE_LEFT * reserved_bytes as f64) as u64;
-    bed.session.set_device_share(limit_bytes as f64 / total_bytes as f64)?;
+    bed.on.session.set_device_share(limit_bytes as f64 / total_bytes as f64)?;
     let plain = losses(bed);
     findings.set(
         "plain_loop_within_the_limit",
@@ -44,15 +45,15 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
             Err(error) => format!("{error:#}").lines().next().unwrap_or_default().to_owned(),
         },
     )?;
-    bed.session.empty_device_cache()?;
-    bed.session.reset_device_peak();
+    bed.on.session.empty_device_cache()?;
+    bed.on.session.reset_device_peak();
     let budget_bytes = (BUDGET_SHARE * limit_bytes as f64) as u64;
     let mut runtime = Runtime::builder()
         .baseline("dtr")
         .budget(Budget::bytes(budget_bytes))
-        .device(bed.device)
-        .engine(bed.engines.engine(None)?)
-        .link(bed.link()?)
+        .device(bed.on.device)
+        .engine(bed.on.engines.engine(None)?)
+        .link(link)
         .build()?;
     let mut workload = bed.workload()?;
     let mut found = Vec::new();
@@ -60,7 +61,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
         let _iteration = runtime.iteration();
         found.push(workload.iteration()?);
     }
-    let counts = bed.session.device_counts();
+    let counts = bed.on.session.device_counts();
     findings.set(
         "under_budget",
         UnderBudget {
@@ -85,7 +86,7 @@ fn losses(bed: &Bed<'_>) -> anyhow::Result<Vec<f64>> {
 }
 
 fn total_memory_bytes(bed: &Bed<'_>) -> anyhow::Result<u64> {
-    let tch::Device::Cuda(ordinal) = bed.device else { bail!("{:?} has no memory of its own", bed.device) };
+    let tch::Device::Cuda(ordinal) = bed.on.device else { bail!("{:?} has no memory of its own", bed.on.device) };
     let devices = plimsoll_env::device::cuda_devices()?;
     Ok(devices.get(ordinal).context("the device is there")?.total_memory_bytes)
 }

@@ -18,12 +18,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow};
 use clap::ValueEnum;
 use plimsoll_env::device::DeviceName;
-use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
-use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::workload::Workload;
-use plimsoll_runtime::Link;
-use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
-use plimsoll_runtime::torch::{HostEngine, Session};
+use plimsoll_runtime::torch::settings::Determinism;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Device;
@@ -31,6 +27,7 @@ use tch::Device;
 pub use members::{Member, member};
 pub use schedule::{Step, schedule};
 
+use crate::loops::OpenDevice;
 use crate::results::write_json;
 
 /// What is checked.
@@ -151,40 +148,24 @@ impl Findings {
 /// What loops are run on.
 struct Bed<'a> {
     member: &'a Member,
-    device: Device,
-    session: Session,
-    engines: Engines,
+    on: OpenDevice,
 }
 
 impl<'a> Bed<'a> {
     fn open(request: &Request, member: &'a Member, determinism: Determinism) -> anyhow::Result<Self> {
-        let device = request.device.open()?;
-        let session = Session::install_on(device)?;
-        if device != Device::Cpu {
-            set_deterministic(determinism);
-        }
-        let engines = Engines::open(request.device, PAGE_LOCKED_LIMIT_BYTES)?;
-        Ok(Bed { member, device, session, engines })
+        Ok(Bed { member, on: OpenDevice::open(request.device, determinism)? })
     }
 
     fn is_cpu(&self) -> bool {
-        self.device == Device::Cpu
+        self.on.device == Device::Cpu
     }
 
     /// A fresh loop: always the same one.
     fn workload(&self) -> anyhow::Result<Box<dyn Workload>> {
         let Member { name, config, manner, .. } = self.member;
         // tch's layers panic where the device has no room for their parameters.
-        let built = std::panic::catch_unwind(|| config.build_as(name, self.device, SEED, *manner));
+        let built = std::panic::catch_unwind(|| config.build_as(name, self.on.device, SEED, *manner));
         built.map_err(|_| anyhow!("{name}: its parameters could not be made"))?.with_context(|| name.to_string())
-    }
-
-    /// The link between the device and its slow tier, measured now.
-    fn link(&self) -> anyhow::Result<Link> {
-        match self.device {
-            Device::Cpu => Ok(HostEngine::probe()),
-            device => Ok(CopyTable::measure(&self.engines, device, &CopyTable::LINK_SIZES)?.link()),
-        }
     }
 }
 

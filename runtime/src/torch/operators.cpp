@@ -1,5 +1,6 @@
 #include "operators.h"
 
+#include <unordered_map>
 #include <unordered_set>
 
 namespace plimsoll {
@@ -20,6 +21,11 @@ const Names kResizing = {"resize_", "resize_as_", "set_", "resize_output_"};
 // They write running statistics, whether the schema says so or not.
 const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",      "miopen_batch_norm",
                           "_native_batch_norm_legit", "_batch_norm_with_update"};
+
+// Arguments that they write though the schema does not say so: what libraries keep for a backward pass, or draw from.
+const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn_rnn_layer_backward", "workspace"},
+                                                                        {"_cudnn_rnn", "dropout_state"},
+                                                                        {"_cudnn_rnn_backward", "reserve"}};
 
 // Composites that read bytes themselves, where no operator that they call does.
 const Names kReadingComposites = {"max_pool1d"};
@@ -63,6 +69,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   bool is_batch_norm = kBatchNorm.count(bare) > 0;
   bool foreign = space != "aten" && space != "prims" && space != "plimsoll";
   bool hides_writes = space == "c10d" || space == "_c10d_functional";
+  auto hidden_write = kUndeclaredWrites.find(bare);
   bool opaque = false;
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
     const auto& declared = schema.arguments()[index];
@@ -70,6 +77,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     argument.kind = kind_of(declared.type());
     argument.is_optional = declared.type()->kind() == c10::TypeKind::OptionalType;
     bool declared_write = declared.alias_info() && declared.alias_info()->isWrite();
+    declared_write |= hidden_write != kUndeclaredWrites.end() && hidden_write->second == declared.name();
     bool statistic = is_batch_norm && (declared.name() == "running_mean" || declared.name() == "running_var");
     argument.is_running_statistic = statistic;
     argument.is_written =
@@ -81,9 +89,6 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
     if (argument.kind != Argument::Value) tensor_arguments.push_back(index);
     arguments.push_back(argument);
-  }
-  if (bare == "mkldnn_rnn_layer_backward") {  // oneDNN writes its workspace
-    arguments.back().is_written = writes = true;
   }
 
   bool is_view = kUndeclaredViews.count(bare) > 0;

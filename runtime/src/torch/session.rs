@@ -199,7 +199,11 @@ fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
     let called = catch_unwind(AssertUnwindSafe(|| {
         HERE.with(|here| match &*here.borrow() {
             Some(observer) => Some(call(&**observer)),
-            None => lock(&ACTIVE).clone().map(|observer| call(&*observer)),
+            None => {
+                // Not locked meanwhile: what a rerun allocates on this thread comes back here.
+                let active = lock(&ACTIVE).clone();
+                active.map(|observer| call(&*observer))
+            }
         })
     }));
     match called {

@@ -1,0 +1,39 @@
+//! A CUDA device for the command where there is none: libtorch's own CUDA half over libraries that stand in for NVIDIA's.
+//! What it can tell, and what not, is in `stand_in/device.h`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::command::Bench;
+
+/// The libraries.
+pub struct StandIn {
+    folder: PathBuf,
+}
+
+impl StandIn {
+    /// Makes them in `folder`, where they stay for the next time. None where the libtorch in use has no CUDA half, or comes
+    /// without CUDA's headers.
+    pub fn make(folder: &Path) -> Option<StandIn> {
+        let libtorch = Path::new(env!("LIBTORCH"));
+        let needed = ["lib/libtorch_cuda.so", "../nvidia/cu13/include/cuda_runtime_api.h"];
+        if !needed.iter().all(|file| libtorch.join(file).exists()) {
+            return None;
+        }
+        let makefile = concat!(env!("CARGO_MANIFEST_DIR"), "/stand_in/Makefile");
+        let mut make = Command::new("make");
+        make.args(["--no-print-directory", "--jobs=2", "-f", makefile]);
+        make.arg(format!("LIBTORCH={}", libtorch.display())).arg(format!("OUT={}", folder.display()));
+        // It is no part of the make that runs the tests.
+        let made = make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").output().expect("make is there");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Some(StandIn { folder: folder.to_owned() })
+    }
+
+    /// Puts the device before a bench; what it draws is drawn from `seed`.
+    pub fn before(&self, bench: &mut Bench, seed: u64) {
+        bench.set("LD_PRELOAD", self.folder.join("libcudart.so.13"));
+        bench.set("LD_LIBRARY_PATH", &self.folder);
+        bench.set("STAND_IN_SEED", seed.to_string());
+    }
+}

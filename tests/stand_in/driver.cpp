@@ -1,0 +1,120 @@
+// The CUDA driver's calls that libtorch and our copy engine make, of the device in device.h.
+
+#include "device.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace {
+
+// Both have the same numbers for what happens here.
+CUresult as_driver(cudaError_t error) { return static_cast<CUresult>(error); }
+
+template <class Value>
+CUresult gives(Value* where, Value value) {
+  *where = value;
+  return CUDA_SUCCESS;
+}
+
+void* at(CUdeviceptr start) { return reinterpret_cast<void*>(start); }
+
+// Memory that is mapped later is a file of no name, and its handle the file's descriptor.
+int file_of(CUmemGenericAllocationHandle handle) { return static_cast<int>(handle); }
+
+CUresult mapped(void* result) { return result == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) { return gives(version, CUDA_VERSION); }
+CUresult cuDeviceGetCount(int* count) { return gives(count, 1); }
+CUresult cuDeviceGet(CUdevice* found, int ordinal) {
+  *found = ordinal;
+  return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+CUresult cuDeviceGetName(char* text, int size, CUdevice) {
+  std::strncpy(text, "stand-in", size);
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) { return gives(bytes, stand_in::total_bytes()); }
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) { return gives(value, 0); }
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) { return gives(context, CUcontext{}); }
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) { return CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+  *flags = 0;
+  return gives(active, 1);
+}
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext* context) { return gives(context, CUcontext{}); }
+CUresult cuGetErrorName(CUresult, const char** text) { return gives(text, "an error of the stand-in device"); }
+CUresult cuGetErrorString(CUresult, const char** text) { return gives(text, "an error of the stand-in device"); }
+CUresult cuPointerGetAttribute(void* value, CUpointer_attribute, CUdeviceptr) {
+  return gives(static_cast<void**>(value), static_cast<void*>(nullptr));
+}
+
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) { return as_driver(cudaStreamCreateWithPriority(stream, flags, 0)); }
+CUresult cuStreamDestroy_v2(CUstream stream) { return as_driver(cudaStreamDestroy(stream)); }
+CUresult cuStreamSynchronize(CUstream stream) { return as_driver(cudaStreamSynchronize(stream)); }
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  return as_driver(cudaStreamWaitEvent(stream, event, flags));
+}
+CUresult cuEventCreate(CUevent* event, unsigned flags) { return as_driver(cudaEventCreateWithFlags(event, flags)); }
+CUresult cuEventDestroy_v2(CUevent event) { return as_driver(cudaEventDestroy(event)); }
+CUresult cuEventRecord(CUevent event, CUstream stream) { return as_driver(cudaEventRecord(event, stream)); }
+CUresult cuEventQuery(CUevent event) { return as_driver(cudaEventQuery(event)); }
+CUresult cuEventSynchronize(CUevent event) { return as_driver(cudaEventSynchronize(event)); }
+CUresult cuMemHostAlloc(void** start, size_t bytes, unsigned flags) { return as_driver(cudaHostAlloc(start, bytes, flags)); }
+CUresult cuMemFreeHost(void* start) { return as_driver(cudaFreeHost(start)); }
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return as_driver(cudaMemcpyAsync(to, at(from), bytes, cudaMemcpyDeviceToHost, stream));
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return as_driver(cudaMemcpyAsync(at(to), from, bytes, cudaMemcpyHostToDevice, stream));
+}
+
+// Expandable segments: addresses are reserved, and memory is mapped there bit by bit.
+CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+  return gives(bytes, size_t{2} << 20);
+}
+CUresult cuMemAddressReserve(CUdeviceptr* start, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+  void* reserved = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  stand_in::add_range(reserved, bytes);
+  return gives(start, reinterpret_cast<CUdeviceptr>(reserved));
+}
+CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes) {
+  stand_in::remove_range(at(start));
+  munmap(at(start), bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemCreate(CUmemGenericAllocationHandle* made, size_t bytes, const CUmemAllocationProp*, unsigned long long) {
+  if (!stand_in::take_bytes(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  int file = memfd_create("stand-in", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) stand_in::refuse("the host has no memory left");
+  return gives(made, static_cast<CUmemGenericAllocationHandle>(file));
+}
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  stand_in::give_bytes(static_cast<size_t>(lseek(file_of(handle), 0, SEEK_END)));
+  close(file_of(handle));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long) {
+  return mapped(mmap(at(start), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file_of(handle), static_cast<off_t>(offset)));
+}
+CUresult cuMemSetAccess(CUdeviceptr start, size_t bytes, const CUmemAccessDesc*, size_t) {
+  if (mprotect(at(start), bytes, PROT_READ | PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
+  std::memset(at(start), 0xA5, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
+  stand_in::finish_all();
+  return mapped(mmap(at(start), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0));
+}
+
+}  // extern "C"

@@ -1,0 +1,46 @@
+// The processor's kernels, for tensors of the stand-in device.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/operator_name.h>
+
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace stand_in {
+
+// The device, as libtorch has it.
+c10::Device there();
+// Does all that the current stream was asked for: what every kernel begins with.
+void finish_current_stream();
+
+// The tensors of one call, as the processor sees them: the same bytes.
+class Twins {
+ public:
+  at::Tensor of(const at::Tensor& tensor);
+  std::optional<at::Tensor> of(const std::optional<at::Tensor>& tensor);
+  // What a kernel made, on the device: an argument, a view of one, or a copy.
+  at::Tensor back(const at::Tensor& found);
+  // Arguments that a kernel has made larger become so on the device.
+  void resize_back();
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
+  std::unordered_map<c10::StorageImpl*, c10::Storage> twins_, originals_;
+};
+
+// Where a generator of the device stands: what a kernel draws from.
+struct Place {
+  uint64_t seed, offset;
+  // Moves the generator, or the default one, on as a kernel does.
+  static Place draw(const std::optional<at::Generator>& given = {});
+  // A generator of the processor that begins there.
+  at::Generator generator() const;
+};
+
+// Kernels that libtorch has for CUDA alone, by operator.
+std::vector<std::pair<c10::OperatorName, c10::KernelFunction>> fused_kernels();
+
+}  // namespace stand_in

@@ -1,0 +1,39 @@
+#!/bin/sh
+# Makes the libraries that libtorch's CUDA half is linked with: libraries.sh LIBTORCH OUT
+set -eu
+libtorch=$1
+out=$2
+wanted=$out/wanted
+for library in torch_cuda c10_cuda torch_cpu torch_nvshmem caffe2_nvrtc; do
+    nm -D --undefined-only "$libtorch/lib/lib$library.so"
+done | awk '{ print $NF }' | sort -u > "$wanted"
+# What is looked up by name for expandable segments, and not called here.
+printf '%s\n' cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle \
+    cuMemGetAllocationPropertiesFromHandle cuMemsetD32Async cuStreamWriteValue32 >> "$wanted"
+
+# A library of the functions that are wanted and begin with, or have a version like, $3, and of the objects that follow.
+library() {
+    name=$1 version=$2 pattern=$3
+    shift 3
+    { [ $# -eq 0 ] || nm --defined-only "$@"; } | awk '$2 == "T" { print $3 }' | sort > "$out/there"
+    echo "$version { global: *; };" > "$out/map"
+    {
+        printf '%s\n' '#include <stdio.h>' '#include <stdlib.h>' \
+            '#define WANTED(name) void name(void) { fputs("the stand-in device: " #name " was called\n", stderr); abort(); }'
+        # The one question that is asked of a library that nobody calls.
+        [ "$name" != libcudnn.so.9 ] || echo 'size_t cudnnGetVersion(void) { return 91000; }'
+        grep -E "$pattern" "$wanted" | sed 's/@.*//' | grep -v '^cudnnGetVersion$' | sort -u |
+            comm -23 - "$out/there" | sed 's/.*/WANTED(&)/'
+    } | ${CXX:-c++} -shared -fPIC -w -x c - -x none "$@" -o "$out/$name" -Wl,-soname,"$name" -Wl,--version-script,"$out/map"
+}
+
+library libcudart.so.13 libcudart.so.13 '@libcudart.so.13$|^cu[A-Z]' "$out/device.o" "$out/runtime.o" "$out/driver.o"
+for name in libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcusparse.so.12 libcurand.so.10 libcufile.so.0; do
+    library "$name" "$name" "@$name\$"
+done
+library libcusparseLt.so.0 libcusparseLt.so.0 '^cusparseLt'
+library libnccl.so.2 libnccl.so.2 '^nccl'
+library libnvshmem_host.so.3 NVSHMEM '^nvshmem'
+# The driver's functions stand beside the runtime's.
+${CXX:-c++} -shared -o "$out/libcuda.so.1" -Wl,-soname,libcuda.so.1 -Wl,--no-as-needed "$out/libcudart.so.13" \
+    -Wl,-rpath,'$ORIGIN'
