@@ -47,6 +47,12 @@ fn of_a_convolution_net() {
     holds("resnet-tiny", &[0.9, 0.75, 0.6, 0.4]);
 }
 
+/// What a runtime kept alive would not be added to in place: other operators would run in every iteration, and no plan fit.
+#[test]
+fn of_a_transformer_whose_gradients_are_added_up_in_place() {
+    holds("vit-tiny", &[0.6, 0.36]);
+}
+
 #[test]
 fn of_a_loop_that_accumulates_clips_and_retains_its_graph() {
     let _running = one_at_a_time();

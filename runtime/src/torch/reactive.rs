@@ -17,6 +17,18 @@ use crate::policy::{Choice, Policy};
 /// Reruns looked at when a candidate's recompute time is estimated.
 const ANCESTORS_MAX: usize = 256;
 
+/// What may be evicted, the first resort first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Eligible {
+    /// What is idle, but no gradient is dropped. What is rebuilt from a gradient needs it alive, and autograd adds in place
+    /// only to what nobody else refers to: the program would run other operators than it does left alone.
+    Idle,
+    /// Gradients, too.
+    GradientsToo,
+    /// What somebody waits for who still waits for something else.
+    AwaitedToo,
+}
+
 /// Who decides under pressure, and what the decisions go by.
 pub(crate) struct Reactive {
     pub(crate) policy: Box<dyn Policy + Send>,
@@ -109,8 +121,8 @@ impl Residency {
         if self.discard_oldest_copy()? {
             return Ok(true);
         }
-        for awaited in [false, true] {
-            if let Some((entry, action)) = self.choose(deficit_bytes - under_way, awaited) {
+        for eligible in [Eligible::Idle, Eligible::GradientsToo, Eligible::AwaitedToo] {
+            if let Some((entry, action)) = self.choose(deficit_bytes - under_way, eligible) {
                 // A failure is remembered, so that it is not chosen again.
                 match action {
                     Action::Swap => self.evict_by_swap(entry),
@@ -181,10 +193,9 @@ impl Residency {
         }
     }
 
-    /// What the policy evicts, if anything can be: of what is idle, or of what is `awaited` by somebody who still waits
-    /// for something else.
-    fn choose(&mut self, deficit_bytes: u64, awaited: bool) -> Option<(Entry, Action)> {
-        self.find_candidates(awaited);
+    /// What the policy evicts, if anything is `eligible`.
+    fn choose(&mut self, deficit_bytes: u64, eligible: Eligible) -> Option<(Entry, Action)> {
+        self.find_candidates(eligible);
         let mut reactive = std::mem::replace(&mut self.reactive.policy, Box::new(Dtr));
         let facts = &mut self.reactive;
         let (candidates, features) = (&facts.candidates, &mut facts.features);
@@ -222,15 +233,15 @@ impl Residency {
         chosen.map(|Choice { candidate, action }| (facts.entries[candidate], action))
     }
 
-    /// Idle or `awaited` storages, and what evicting them would cost.
-    fn find_candidates(&mut self, awaited: bool) {
+    /// The storages that are `eligible`, and what evicting them would cost.
+    fn find_candidates(&mut self, eligible: Eligible) {
         let mut entries = std::mem::take(&mut self.reactive.entries);
         let mut candidates = std::mem::take(&mut self.reactive.candidates);
         entries.clear();
         candidates.clear();
         let is_idle = |live: &Live| {
             live.users == 0
-                && (live.awaited > 0) == awaited
+                && (live.awaited > 0) == (eligible == Eligible::AwaitedToo)
                 && !live.is_fresh
                 && live.locked.is_none()
                 && live.bytes >= EVICTION_FLOOR_BYTES
@@ -240,7 +251,7 @@ impl Residency {
         let now_ns = self.now_ns();
         entries.retain(|&entry| {
             let row = WindowId(candidates.len() as u32);
-            let candidate = self.candidate(entry, row, now_ns);
+            let candidate = self.candidate(entry, row, now_ns, eligible != Eligible::Idle);
             let lawful = candidate.can_swap || candidate.can_recompute;
             if lawful {
                 candidates.push(candidate);
@@ -251,15 +262,16 @@ impl Residency {
         self.reactive.candidates = candidates;
     }
 
-    fn candidate(&mut self, entry: Entry, window: WindowId, now_ns: u64) -> Candidate {
+    fn candidate(&mut self, entry: Entry, window: WindowId, now_ns: u64, drops_gradients: bool) -> Candidate {
         let live = self.get(entry).expect("found in the table");
         let (bytes, version) = (live.bytes, live.version);
+        let may_drop = drops_gradients || !live.is_gradient;
         let staleness_ns = now_ns - live.last_use_ns.min(now_ns);
         let ActionSet { swap, recompute } = self.reactive.actions;
         let link = &self.reactive.link;
         let transfer_ns = link.offload_ns(bytes) + link.prefetch_ns(bytes);
         let contention_ns = 2 * link.contention_ns(bytes);
-        let can_recompute = recompute && self.ending == Ending::No && self.can_drop(entry);
+        let can_recompute = recompute && may_drop && self.ending == Ending::No && self.can_drop(entry);
         let (own_recompute_ns, recompute_ns) = match version {
             Some(version) if can_recompute => self.rebuild_ns(version),
             _ => (0, 0),

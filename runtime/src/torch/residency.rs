@@ -15,6 +15,7 @@ use super::reactive::Reactive;
 use super::report::IterationReport;
 use super::shim::{self, Entry, RawAccess, RawOperator, Recipe, RerunError, ShimError};
 use crate::hardware::Tier;
+use crate::trace::Phase;
 
 /// Reads of the slow tier that may fail one after another before the storage is given up for now.
 const FETCH_ATTEMPTS: usize = 3;
@@ -56,6 +57,8 @@ pub(crate) struct Live {
     pub(crate) awaited: u32,
     /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
     pub(crate) is_fresh: bool,
+    /// Made by the backward pass.
+    pub(crate) is_gradient: bool,
     pub(crate) last_use_ns: u64,
 }
 
@@ -253,6 +256,7 @@ impl Residency {
             users: 0,
             awaited: 0,
             is_fresh: false,
+            is_gradient: false,
             last_use_ns,
         })
     }
@@ -527,8 +531,10 @@ impl Residency {
     ) -> Result<Option<MakerId>, Fault> {
         self.end_writes(written);
         let is_fresh = operator.accesses().is_empty();
+        let is_gradient = !operator.created().is_empty() && shim::phase() == Phase::Backward;
         for created in operator.created() {
-            self.known(created.entry, created.bytes, created.locked()).is_fresh = is_fresh;
+            let live = self.known(created.entry, created.bytes, created.locked());
+            (live.is_fresh, live.is_gradient) = (is_fresh, is_gradient);
         }
         let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
         let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));
