@@ -91,6 +91,17 @@ impl Device for CudaDriver {
         Ok(EventId(self.call("cuEventCreate", || event::create(flags))? as u64))
     }
 
+    fn create_timed_event(&self) -> Result<EventId, DeviceCallError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        Ok(EventId(self.call("cuEventCreate", || event::create(flags))? as u64))
+    }
+
+    fn elapsed_ns(&self, from: EventId, to: EventId) -> Result<u64, DeviceCallError> {
+        // SAFETY: both live, and the caller says that they have been reached.
+        let ms = self.call("cuEventElapsedTime", || unsafe { event::elapsed(raw_event(from), raw_event(to)) })?;
+        Ok((f64::from(ms).max(0.0) * 1e6) as u64)
+    }
+
     fn destroy_event(&self, event: EventId) {
         // SAFETY: it came from `create_event`, and its owner lets go of it once. It may not have been reached yet.
         let _ = self.call("cuEventDestroy", || unsafe { event::destroy(raw_event(event)) });

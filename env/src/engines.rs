@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_runtime::Link;
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{SlowCopy, Ticket, TierCopies, TierUse};
+use plimsoll_runtime::torch::copy::{SlowCopy, Ticket, TierCopies, TierUse, TimedCopies};
 use plimsoll_runtime::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine, StreamEngine};
 
 use crate::cuda::CudaDriver;
@@ -63,6 +63,16 @@ impl Engines {
         if let DeviceName::Cuda(ordinal) = self.device {
             tch::Cuda::synchronize(ordinal as i64);
         }
+    }
+
+    /// From now on a device with streams notes when it makes each copy.
+    pub fn time_copies(&self) -> Result<(), CopyError> {
+        self.streams.as_ref().map_or(Ok(()), |streams| lock(streams).time_copies())
+    }
+
+    /// What it has noted: nothing where there are no streams. See [`StreamEngine::take_timed_copies`].
+    pub fn take_timed_copies(&self) -> Result<Vec<TimedCopies>, CopyError> {
+        self.streams.as_ref().map_or(Ok(Vec::new()), |streams| lock(streams).take_timed_copies())
     }
 
     /// How often the engine held up the host, and how often it had to get page-locked memory, since it was opened.

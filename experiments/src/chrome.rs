@@ -4,11 +4,13 @@
 //! budget pressed. Chrome counts in microseconds; the fractions are kept.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use plimsoll_runtime::Trace;
 use plimsoll_runtime::playback::Wait;
 use plimsoll_runtime::timetable::{Activity, Lane, Mark, Span, Timetable};
-use plimsoll_runtime::trace::StorageId;
+use plimsoll_runtime::torch::copy::TimedCopies;
+use plimsoll_runtime::trace::{OperatorId, StorageId};
 use serde_json::{Value, json};
 
 const PROCESS: u32 = 1;
@@ -25,14 +27,7 @@ pub struct Subject<'a> {
 
 /// `timetable` as a Chrome trace.
 pub fn chrome_trace(subject: &Subject<'_>, timetable: &Timetable) -> Value {
-    let title = format!("{} under {} at {} bytes", subject.trace.workload, subject.policy, subject.budget_bytes);
-    let mut events = vec![json!({"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": title}})];
-    for lane in [Lane::Compute, Lane::Offload, Lane::Prefetch] {
-        let (thread, name) = thread(lane);
-        events.push(json!({"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": {"name": name}}));
-        let order = json!({"sort_index": thread});
-        events.push(json!({"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_sort_index", "args": order}));
-    }
+    let mut events = rows(subject);
     events.extend(timetable.spans.iter().map(|span| duration(subject.trace, span)));
     events.extend(device_bytes(timetable).into_iter().map(|(ns, bytes)| {
         let args = json!({"in use": bytes});
@@ -49,6 +44,40 @@ pub fn chrome_trace(subject: &Subject<'_>, timetable: &Timetable) -> Value {
             "makespan_ns": timetable.makespan_ns,
         },
     })
+}
+
+/// An iteration as a device noted it: when each operator of the trace began and ended, and every copy.
+pub fn noted_trace(subject: &Subject<'_>, operators: &[Range<u64>], copies: &[TimedCopies]) -> Value {
+    let ran = (0..).zip(operators).map(|(index, time)| {
+        let activity = Activity::Run(OperatorId(index));
+        duration(subject.trace, &Span { lane: Lane::Compute, activity, start_ns: time.start, end_ns: time.end })
+    });
+    let copied = copies.iter().map(|copy| {
+        let name = if copy.lane == Lane::Offload { "offload" } else { "prefetch" };
+        complete(copy.lane, name, "copy", copy.start_ns..copy.end_ns, json!({"bytes": copy.bytes}))
+    });
+    json!({
+        "traceEvents": rows(subject).into_iter().chain(ran).chain(copied).collect::<Vec<_>>(),
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "workload": subject.trace.workload,
+            "policy": subject.policy,
+            "budget_bytes": subject.budget_bytes,
+        },
+    })
+}
+
+/// What names the process and its rows.
+fn rows(subject: &Subject<'_>) -> Vec<Value> {
+    let title = format!("{} under {} at {} bytes", subject.trace.workload, subject.policy, subject.budget_bytes);
+    let mut events = vec![json!({"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": title}})];
+    for lane in [Lane::Compute, Lane::Offload, Lane::Prefetch] {
+        let (thread, name) = thread(lane);
+        events.push(json!({"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": {"name": name}}));
+        let order = json!({"sort_index": thread});
+        events.push(json!({"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_sort_index", "args": order}));
+    }
+    events
 }
 
 fn microseconds(ns: u64) -> f64 {
@@ -89,14 +118,19 @@ fn duration(trace: &Trace, span: &Span) -> Value {
             (format!("{name} {}", list(&ids(storages))), "copy", args)
         }
     };
+    complete(span.lane, &name, category, span.start_ns..span.end_ns, args)
+}
+
+/// Something that takes time.
+fn complete(lane: Lane, name: &str, category: &str, time: Range<u64>, args: Value) -> Value {
     json!({
         "ph": "X",
         "pid": PROCESS,
-        "tid": thread(span.lane).0,
+        "tid": thread(lane).0,
         "name": name,
         "cat": category,
-        "ts": microseconds(span.start_ns),
-        "dur": microseconds(span.end_ns - span.start_ns),
+        "ts": microseconds(time.start),
+        "dur": microseconds(time.end.saturating_sub(time.start)),
         "args": args,
     })
 }

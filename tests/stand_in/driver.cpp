@@ -69,6 +69,7 @@ CUresult cuEventDestroy_v2(CUevent event) { return as_driver(cudaEventDestroy(ev
 CUresult cuEventRecord(CUevent event, CUstream stream) { return as_driver(cudaEventRecord(event, stream)); }
 CUresult cuEventQuery(CUevent event) { return as_driver(cudaEventQuery(event)); }
 CUresult cuEventSynchronize(CUevent event) { return as_driver(cudaEventSynchronize(event)); }
+CUresult cuEventElapsedTime_v2(float* ms, CUevent from, CUevent to) { return as_driver(cudaEventElapsedTime(ms, from, to)); }
 CUresult cuMemHostAlloc(void** start, size_t bytes, unsigned flags) { return as_driver(cudaHostAlloc(start, bytes, flags)); }
 CUresult cuMemFreeHost(void* start) { return as_driver(cudaFreeHost(start)); }
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {

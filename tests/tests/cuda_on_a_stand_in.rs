@@ -168,4 +168,19 @@ fn the_check_of_policies_measures_every_plan() {
         assert_eq!((&point["peak_error_bytes"], &point["followed"]), (&0.into(), &true.into()), "{point}");
     }
     assert!(found.get("failures").is_none(), "{found}");
+    // One plan's copies as the device noted them.
+    let [copies, copy_ns, hidden_ns] =
+        ["copies", "copy_ns", "hidden_ns"].map(|key| found["overlap"][key].as_u64().unwrap());
+    assert!(copies > 10 && 0 < hidden_ns && hidden_ns <= copy_ns, "{}", found["overlap"]);
+    assert!(bench.path("out/gpt-tiny.noted.perfetto.json.gz").exists());
+}
+
+#[test]
+fn the_check_of_batches_finds_the_largest() {
+    let Some(bench) = bench("batch", 9) else { return };
+    let found = check(&bench, "batch", "gpt-tiny");
+    let [plain, under_a_budget] = ["plain", "under_a_budget"].map(|how| found["largest"][how].as_u64().unwrap());
+    assert!(0 < plain && plain <= under_a_budget, "{found}");
+    let refused = found["attempts"].as_array().unwrap().iter().filter_map(|attempt| attempt["failure"].as_str());
+    assert!(refused.clone().count() >= 2 && refused.clone().all(|why| why.contains("CUDA out of memory")), "{found}");
 }

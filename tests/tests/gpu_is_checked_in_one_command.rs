@@ -66,13 +66,14 @@ fn policies_are_measured_beside_their_predictions() {
 fn what_could_not_be_done_is_told_and_stops_nothing_else() {
     let bench = bench("told");
     bench.succeed(
-        "gpu-check --device cpu --part pytorch --part memory --part interceptor --python no-such-python --minutes 10 \
-         --out out",
+        "gpu-check --device cpu --part pytorch --part memory --part batch --part interceptor --python no-such-python \
+         --minutes 10 --out out",
     );
     let report = bench.json("out/gpu-check.json");
     let python = found(&report, "pytorch", "gpt-tiny")["not_run"].as_str().unwrap();
     assert!(python.contains("no-such-python"), "{python}");
     assert!(found(&report, "memory", "gpt-tiny")["not_run"].is_string());
+    assert!(found(&report, "batch", "gpt-tiny")["not_run"].is_string());
     let cost = &found(&report, "interceptor", "gpt-tiny")["cost"];
     assert!(cost["operators"].as_u64() > Some(100) && cost["plain_ns"].as_u64() > Some(0), "{cost}");
 }

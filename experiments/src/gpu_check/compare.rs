@@ -18,10 +18,12 @@ use plimsoll_runtime::planner::completed;
 use plimsoll_runtime::timetable::Timetable;
 use plimsoll_runtime::{ActionSet, Decided, Lineage, Plan, Planner, Timeline, Trace};
 use serde::Serialize;
+use serde_json::Value;
 
+use super::overlap::Noted;
 use super::{Bed, Findings, Request};
 use crate::chosen::Chosen;
-use crate::chrome::{Subject, chrome_trace};
+use crate::chrome::{Subject, chrome_trace, noted_trace};
 use crate::loops::OpenDevice;
 use crate::results::PointResult;
 
@@ -115,6 +117,11 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
             if !drawn && decided.planned.fits() {
                 draw(&instance, &decided, policy.name(), &request.out)?;
                 drawn = true;
+                if !bed.is_cpu() {
+                    let noted = Noted::of(bed, bench.workload, &instance, &decided)?;
+                    findings.set("overlap", noted.overlap())?;
+                    draw_noted(&instance, policy.name(), &noted, &request.out)?;
+                }
             }
             bench.measure(&instance, ratio, policy.name(), &decided, findings)?;
         }
@@ -211,7 +218,16 @@ fn draw(instance: &Instance, decided: &Decided, policy: &str, out: &Path) -> any
     let (schedule, _) = Timeline::new(trace, lineage, link).schedule(&decided.planned.plan, instance.budget_bytes);
     let timetable = Timetable::of(trace, lineage, &schedule, link);
     let subject = Subject { trace, policy, budget_bytes: instance.budget_bytes };
-    let text = serde_json::to_vec(&chrome_trace(&subject, &timetable))?;
-    write_whole(&out.join(format!("{}.perfetto.json.gz", trace.workload)), &gzip(&text)?)?;
-    Ok(())
+    save_drawing(&out.join(format!("{}.perfetto.json.gz", trace.workload)), &chrome_trace(&subject, &timetable))
+}
+
+/// The same plan's iteration as the device noted it.
+fn draw_noted(instance: &Instance, policy: &str, noted: &Noted, out: &Path) -> anyhow::Result<()> {
+    let subject = Subject { trace: &instance.trace, policy, budget_bytes: instance.budget_bytes };
+    let drawing = noted_trace(&subject, &noted.operators, &noted.copies);
+    save_drawing(&out.join(format!("{}.noted.perfetto.json.gz", instance.trace.workload)), &drawing)
+}
+
+fn save_drawing(path: &Path, drawing: &Value) -> anyhow::Result<()> {
+    Ok(write_whole(path, &gzip(&serde_json::to_vec(drawing)?)?)?)
 }

@@ -9,7 +9,6 @@ use plimsoll_env::real::run_plan;
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::baseline;
-use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{ActionSet, Lineage, Link, plan};
 use serde::Serialize;
 
@@ -145,13 +144,7 @@ fn under_budget(bed: &Bed<'_>, link: Link) -> anyhow::Result<Verdict> {
     drop(Outcome::untouched(bed, 2)?);
     let keep_all_peak_bytes = bed.on.session.peak_bytes();
     let budget_bytes = (0.75 * keep_all_peak_bytes as f64) as u64;
-    let mut runtime = Runtime::builder()
-        .baseline("dtr")
-        .budget(Budget::bytes(budget_bytes))
-        .device(bed.on.device)
-        .engine(bed.on.engines.engine(None)?)
-        .link(link)
-        .build()?;
+    let mut runtime = bed.runtime(budget_bytes, link)?;
     let mut workload = bed.workload()?;
     let mut losses = Vec::new();
     for _ in 0..UNDER_BUDGET {

@@ -1,17 +1,14 @@
 //! A loop that really runs out of its device's memory, and finishes under a budget.
 
-use anyhow::{Context, bail};
-use plimsoll_runtime::torch::{Budget, Runtime};
+use anyhow::bail;
 use serde::Serialize;
 
-use super::{Bed, Findings};
+use super::{BUDGET_SHARE, Bed, Findings};
 
 /// Iterations of every run.
 const ITERATIONS: usize = 5;
 /// Of what the loop reserves untouched, it is left so much.
 const SHARE_LEFT: f64 = 0.75;
-/// Of what it is left, the budget takes so much: blocks are a little larger than what was asked for, and lie in pieces.
-const BUDGET_SHARE: f64 = 0.9;
 
 #[derive(Serialize)]
 struct UnderBudget {
@@ -34,9 +31,8 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let reserved_bytes = bed.on.session.device_counts().reserved_peak_bytes;
     findings.set("untouched_reserved_bytes", reserved_bytes)?;
     bed.on.session.empty_device_cache()?;
-    let total_bytes = total_memory_bytes(bed)?;
     let limit_bytes = (SHARE_LEFT * reserved_bytes as f64) as u64;
-    bed.on.session.set_device_share(limit_bytes as f64 / total_bytes as f64)?;
+    bed.limit_memory(limit_bytes)?;
     let plain = losses(bed);
     findings.set(
         "plain_loop_within_the_limit",
@@ -48,13 +44,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     bed.on.session.empty_device_cache()?;
     bed.on.session.reset_device_peak();
     let budget_bytes = (BUDGET_SHARE * limit_bytes as f64) as u64;
-    let mut runtime = Runtime::builder()
-        .baseline("dtr")
-        .budget(Budget::bytes(budget_bytes))
-        .device(bed.on.device)
-        .engine(bed.on.engines.engine(None)?)
-        .link(link)
-        .build()?;
+    let mut runtime = bed.runtime(budget_bytes, link)?;
     let mut workload = bed.workload()?;
     let mut found = Vec::new();
     for _ in 0..ITERATIONS {
@@ -83,10 +73,4 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
 fn losses(bed: &Bed<'_>) -> anyhow::Result<Vec<f64>> {
     let mut workload = bed.workload()?;
     Ok((0..ITERATIONS).map(|_| workload.iteration()).collect::<Result<_, _>>()?)
-}
-
-fn total_memory_bytes(bed: &Bed<'_>) -> anyhow::Result<u64> {
-    let tch::Device::Cuda(ordinal) = bed.on.device else { bail!("{:?} has no memory of its own", bed.on.device) };
-    let devices = plimsoll_env::device::cuda_devices()?;
-    Ok(devices.get(ordinal).context("the device is there")?.total_memory_bytes)
 }

@@ -4,22 +4,26 @@
 //! errors are final for the process that meets them; it writes what it has found after every step, so what was cut short
 //! still counts. Which parts there are and how long each may take is `schedule.rs`; what they measure is a file each.
 
+mod batch;
 mod compare;
 mod identity;
 mod interceptor;
 mod members;
 mod memory;
+mod overlap;
 mod pytorch;
 mod schedule;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
-use plimsoll_env::device::DeviceName;
-use plimsoll_env::workload::Workload;
+use plimsoll_env::device::{DeviceName, cuda_devices};
+use plimsoll_env::workload::{Workload, WorkloadConfig};
+use plimsoll_runtime::Link;
 use plimsoll_runtime::torch::settings::Determinism;
+use plimsoll_runtime::torch::{Budget, Runtime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Device;
@@ -42,6 +46,8 @@ pub enum Part {
     Compare,
     /// What plain PyTorch takes, with recompute and with offloading of its own
     Pytorch,
+    /// The largest batch that trains within the same memory, left alone and under a budget
+    Batch,
     /// What the interceptor costs
     Interceptor,
 }
@@ -59,6 +65,7 @@ impl Part {
             Part::Memory => memory::run(&Bed::open(request, member, member.determinism)?, findings),
             Part::Compare => compare::run(&Bed::open(request, member, Determinism::NotAsked)?, request, findings),
             Part::Pytorch => pytorch::run(request, findings),
+            Part::Batch => batch::run(&Bed::open(request, member, Determinism::NotAsked)?, request, findings),
             Part::Interceptor => interceptor::run(&Bed::open(request, member, Determinism::NotAsked)?, findings),
         }
     }
@@ -162,12 +169,35 @@ impl<'a> Bed<'a> {
 
     /// A fresh loop: always the same one.
     fn workload(&self) -> anyhow::Result<Box<dyn Workload>> {
-        let Member { name, config, manner, .. } = self.member;
+        self.workload_of(&self.member.config)
+    }
+
+    /// The same with that configuration.
+    fn workload_of(&self, config: &WorkloadConfig) -> anyhow::Result<Box<dyn Workload>> {
+        let Member { name, manner, .. } = self.member;
         // tch's layers panic where the device has no room for their parameters.
         let built = std::panic::catch_unwind(|| config.build_as(name, self.on.device, SEED, *manner));
         built.map_err(|_| anyhow!("{name}: its parameters could not be made"))?.with_context(|| name.to_string())
     }
+
+    /// What keeps a loop within a budget from its first iteration on.
+    fn runtime(&self, budget_bytes: u64, link: Link) -> anyhow::Result<Runtime> {
+        let OpenDevice { device, engines, .. } = &self.on;
+        let builder = Runtime::builder().baseline("dtr").budget(Budget::bytes(budget_bytes));
+        Ok(builder.device(*device).engine(engines.engine(None)?).link(link).build()?)
+    }
+
+    /// Leaves the caching allocator so many bytes of a device's memory.
+    fn limit_memory(&self, bytes: u64) -> anyhow::Result<()> {
+        let Device::Cuda(ordinal) = self.on.device else { bail!("{:?} has no memory of its own", self.on.device) };
+        let devices = cuda_devices()?;
+        let total_bytes = devices.get(ordinal).context("the device is there")?.total_memory_bytes;
+        Ok(self.on.session.set_device_share(bytes as f64 / total_bytes as f64)?)
+    }
 }
 
+/// Of the memory that a loop is left, its budget takes so much: blocks are a little larger than what was asked for, and lie
+/// in pieces.
+const BUDGET_SHARE: f64 = 0.9;
 /// Seed of every loop.
 const SEED: u64 = 1;

@@ -28,6 +28,7 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Memory, first, 0.12),
         step(Part::Compare, members[0], 0.2),
         step(Part::Pytorch, members[0], 0.2),
+        step(Part::Batch, members[0], 0.12),
         step(Part::Compare, members[1], 0.15),
         step(Part::Interceptor, first, 0.08),
     ];

@@ -199,7 +199,10 @@ class DeviceClock {
   void switch_to(bool on) {
     std::lock_guard<std::mutex> guard(mutex_);
     on_ = on && native;
-    if (on) used_ = 0;
+    if (!on_) return;
+    used_ = 0;
+    if (!origin_) origin_.emplace(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+    origin_->record(stream());
   }
   void start() {
     if (!on_) return;
@@ -217,7 +220,7 @@ class DeviceClock {
     if (used_) marks_[used_ - 1].end.synchronize();
     for (size_t index = 0; index < used_; ++index) {
       cost_ns.push_back(elapsed_ns(marks_[index].start, marks_[index].end));
-      gap_ns.push_back(index ? elapsed_ns(marks_[index - 1].end, marks_[index].start) : 0);
+      gap_ns.push_back(elapsed_ns(index ? marks_[index - 1].end : *origin_, marks_[index].start));
     }
     used_ = 0;
   }
@@ -235,6 +238,7 @@ class DeviceClock {
   std::mutex mutex_;
   std::atomic<bool> on_{false};
   size_t used_ = 0;
+  std::optional<c10::Event> origin_;  // where it was switched on
   std::vector<Marks> marks_;  // kept: making them is slower than using them
 };
 

@@ -61,6 +61,20 @@ impl Executor {
         Ok((result, ended.report))
     }
 
+    /// Runs one iteration by plan, as [`Executor::iteration`] does, and tells when operators ran: of each the pause before it,
+    /// the first since the iteration began, and its own time, in ns. Where a device works through them later, by its clock.
+    pub fn timed_iteration<R>(
+        &mut self,
+        body: impl FnOnce() -> R,
+    ) -> Result<(R, IterationReport, Vec<(u64, u64)>), SessionError> {
+        let wanted = Wanted { act: true, bound_only: true, record: Record::Times };
+        let open = Open::begin(self.session, &self.shared, Some(0), wanted, u64::MAX)?;
+        let result = body();
+        let ended = open.close()?;
+        let times = ended.recorded.map_or(Vec::new(), |recorded| recorded.times().collect());
+        Ok((result, ended.report, times))
+    }
+
     /// Most bytes that the slow tier has held.
     pub fn slow_tier_high_water_bytes(&self) -> u64 {
         self.shared.lock().residency.engine.high_water_bytes()

@@ -270,6 +270,11 @@ impl RecordedIteration {
         self.known_as.clear();
     }
 
+    /// Of every operator, the pause before it and its own time, in ns.
+    pub(crate) fn times(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.measured.iter().map(|measured| (measured.gap_ns, measured.cost_ns))
+    }
+
     /// Whether anything ran.
     pub(crate) fn is_empty(&self) -> bool {
         self.steps.is_empty()

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use plimsoll_runtime::hardware::Tier;
+use plimsoll_runtime::timetable::Lane;
 use plimsoll_runtime::torch::copy::{CopyEngine, CopyError, DeviceBytes, PAGE_BYTES, SlowCopy, StreamEngine, Ticket};
 
 use crate::draw::Draw;
@@ -345,14 +346,22 @@ fn each_wait_left_out_is_found() {
 fn any_one_driver_call_may_fail() {
     let mut errors = 0;
     for seed in 0..6 {
-        let calls = {
+        // In half of the programs copies are timed.
+        let start = |failing| {
             let mut program = Program::new(seed);
+            program.device.fail(failing);
+            if seed % 2 == 1 {
+                let _ = program.engine.time_copies();
+            }
+            program
+        };
+        let calls = {
+            let mut program = start(Failing::Never);
             program.run(120);
             program.device.calls()
         };
         for at in 0..calls {
-            let mut program = Program::new(seed);
-            program.device.fail(Failing::Once { at });
+            let mut program = start(Failing::Once { at });
             program.run(120);
             errors += program.errors;
             let device = Arc::clone(&program.device);
@@ -366,6 +375,30 @@ fn any_one_driver_call_may_fail() {
         }
     }
     assert!(errors > 100, "only {errors} failures reached the program");
+}
+
+#[test]
+fn copies_are_timed_as_the_device_makes_them() {
+    let mut told = 0;
+    for seed in 0..100 {
+        let mut program = Program::new(seed);
+        program.engine.time_copies().unwrap();
+        program.run(300);
+        let copies = program.engine.take_timed_copies().unwrap();
+        assert!(copies.iter().all(|copy| copy.bytes > 0 && copy.start_ns < copy.end_ns), "seed {seed}: {copies:?}");
+        for lane in [Lane::Offload, Lane::Prefetch] {
+            let of_lane: Vec<_> = copies.iter().filter(|copy| copy.lane == lane).collect();
+            let in_order = of_lane.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns);
+            assert!(in_order, "seed {seed}: a stream makes one copy at a time");
+            told += of_lane.len();
+        }
+        program.run(50);
+        assert_eq!(program.engine.take_timed_copies().unwrap(), [], "seed {seed}: nothing is timed any more");
+        let device = Arc::clone(&program.device);
+        assert_eq!(program.end(), (vec![], 0), "seed {seed}");
+        assert_eq!(device.left(), (0, 0), "seed {seed}: page-locked bytes and events are left");
+    }
+    assert!(told > 1000, "{told} copies");
 }
 
 #[test]

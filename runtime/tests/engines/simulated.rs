@@ -52,6 +52,8 @@ struct Stream {
     queue: VecDeque<Operation>,
     queued: u64,
     done: u64,
+    /// The step after which each operation was done.
+    done_at: Vec<u64>,
 }
 
 struct World {
@@ -60,6 +62,10 @@ struct World {
     /// Where each event stands: stream and how much of it is done then.
     events: HashMap<u64, Option<(usize, u64)>>,
     next_event: u64,
+    /// By timed event: the step at which it was recorded last.
+    timed: HashMap<u64, u64>,
+    /// How much all streams have done: the device's clock.
+    steps: u64,
     /// The stream that stands still, if nothing forces it on.
     stalled: Option<usize>,
     page_locked: BTreeMap<usize, usize>,
@@ -84,6 +90,8 @@ impl Simulated {
             streams: vec![Stream::default()],
             events: HashMap::new(),
             next_event: 1,
+            timed: HashMap::new(),
+            steps: 0,
             stalled: None,
             page_locked: BTreeMap::new(),
             system_bytes,
@@ -245,9 +253,11 @@ impl World {
                     was_half_done
                 }
             };
+            self.steps += 1;
             if is_done {
                 let stream = &mut self.streams[index];
                 stream.done += 1;
+                stream.done_at.push(self.steps);
                 if let Some(Operation::Kernel(kernel)) = stream.queue.pop_front() {
                     self.violations.extend(kernel());
                 }
@@ -265,6 +275,19 @@ impl World {
                 None
             }
         }
+    }
+
+    /// The step at which a timed event was reached.
+    fn reached_at(&mut self, event: EventId) -> u64 {
+        let place = self.place_of(event);
+        let reached = place.is_some_and(|place| self.is_reached(place));
+        let recorded_at = self.timed.get(&event.0).copied();
+        let (Some((stream, until)), true, Some(recorded_at)) = (place, reached, recorded_at) else {
+            self.violations.push(format!("event {} is asked for a time that it cannot tell", event.0));
+            return 0;
+        };
+        let behind = until.checked_sub(1).map_or(0, |last| self.streams[stream].done_at[last as usize]);
+        behind.max(recorded_at)
     }
 
     fn reach(&mut self, place: (usize, u64)) {
@@ -304,8 +327,21 @@ impl Device for Simulated {
         Ok(EventId(event))
     }
 
+    fn create_timed_event(&self) -> Result<EventId, DeviceCallError> {
+        let event = self.create_event()?;
+        self.world().timed.insert(event.0, 0);
+        Ok(event)
+    }
+
+    fn elapsed_ns(&self, from: EventId, to: EventId) -> Result<u64, DeviceCallError> {
+        let mut world = self.enter("elapsed_ns")?;
+        let [from, to] = [from, to].map(|event| world.reached_at(event));
+        Ok(to.saturating_sub(from))
+    }
+
     fn destroy_event(&self, event: EventId) {
         let mut world = self.world();
+        world.timed.remove(&event.0);
         if world.events.remove(&event.0).is_none() {
             world.violations.push(format!("event {} is let go of twice", event.0));
         }
@@ -315,6 +351,10 @@ impl Device for Simulated {
         let mut world = self.enter("record_event")?;
         if world.place_of(event).is_some() {
             world.violations.push(format!("event {} is moved; whoever still waits for it is lost", event.0));
+        }
+        let steps = world.steps;
+        if let Some(recorded_at) = world.timed.get_mut(&event.0) {
+            *recorded_at = steps;
         }
         let early = u64::from(world.sabotage == Some(Sabotage::EarlyMark { on: stream }));
         let until = world.streams[stream.0 as usize].queued.saturating_sub(early);

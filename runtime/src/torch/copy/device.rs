@@ -47,6 +47,12 @@ pub trait Device: Send + Sync {
     /// A mark that is in no stream yet.
     fn create_event(&self) -> Result<EventId, DeviceCallError>;
 
+    /// A mark that is in no stream yet, and will tell when it was reached.
+    fn create_timed_event(&self) -> Result<EventId, DeviceCallError>;
+
+    /// Nanoseconds from one timed mark to another, which both have been reached.
+    fn elapsed_ns(&self, from: EventId, to: EventId) -> Result<u64, DeviceCallError>;
+
     /// Lets go of a mark. What waits for it goes on waiting.
     fn destroy_event(&self, event: EventId);
 
@@ -111,8 +117,16 @@ pub(super) struct RecordedEvent {
 impl RecordedEvent {
     /// A mark yet to be recorded, once.
     pub(super) fn create(device: &Arc<dyn Device>) -> Result<Arc<Self>, DeviceCallError> {
-        let id = device.create_event()?;
-        Ok(Arc::new(RecordedEvent { id, device: Arc::clone(device) }))
+        Ok(Self::of(device.create_event()?, device))
+    }
+
+    /// The same, which will tell when it was reached.
+    pub(super) fn create_timed(device: &Arc<dyn Device>) -> Result<Arc<Self>, DeviceCallError> {
+        Ok(Self::of(device.create_timed_event()?, device))
+    }
+
+    fn of(id: EventId, device: &Arc<dyn Device>) -> Arc<Self> {
+        Arc::new(RecordedEvent { id, device: Arc::clone(device) })
     }
 }
 

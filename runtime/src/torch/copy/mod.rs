@@ -38,7 +38,7 @@ pub use host::HostEngine;
 pub use measured::{ChannelUse, TierCopies};
 pub(crate) use measured::{retimed, since};
 pub use slabs::PAGE_BYTES;
-pub use stream::StreamEngine;
+pub use stream::{StreamEngine, TimedCopies};
 pub use ticket::Ticket;
 pub use tiered::TieredEngine;
 

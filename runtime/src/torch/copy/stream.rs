@@ -27,6 +27,7 @@ use super::slabs::{LastUses, Memory, MemorySlab, Pool};
 use super::ticket::{Done, Ticket};
 use super::{CopyEngine, CopyError, DeviceBytes, Slab, SlowCopy, TierUse};
 use crate::hardware::Tier;
+use crate::timetable::Lane;
 
 /// The slow tier is page-locked memory of the host; the device makes the copies.
 pub struct StreamEngine {
@@ -34,6 +35,26 @@ pub struct StreamEngine {
     out: StreamId,
     back: StreamId,
     slabs: Arc<Pool>,
+    timing: Option<Timing>,
+}
+
+/// Copies of one call, as the device made them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimedCopies {
+    /// Which way.
+    pub lane: Lane,
+    /// All their bytes.
+    pub bytes: u64,
+    /// When the first began, in ns from where compute was when timing began.
+    pub start_ns: u64,
+    /// When the last ended.
+    pub end_ns: u64,
+}
+
+/// Marks around copies.
+struct Timing {
+    origin: Arc<RecordedEvent>,
+    copies: Vec<(Lane, u64, Arc<RecordedEvent>, Arc<RecordedEvent>)>,
 }
 
 /// The device, with what must be known of it wherever a slab or a ticket ends.
@@ -67,6 +88,13 @@ impl Driver {
     /// A mark behind all that is queued in `stream`.
     fn mark(&self, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
         let event = RecordedEvent::create(&self.device)?;
+        self.device.record_event(event.id, stream)?;
+        Ok(event)
+    }
+
+    /// The same, which tells when it was reached.
+    fn timed_mark(&self, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
+        let event = RecordedEvent::create_timed(&self.device)?;
         self.device.record_event(event.id, stream)?;
         Ok(event)
     }
@@ -150,7 +178,39 @@ impl StreamEngine {
             allocations: AtomicU64::new(0),
         });
         let slabs = Pool::keeping_to_the_limit(Box::new(PageLocked(Arc::clone(&driver))), limit_bytes);
-        Ok(StreamEngine { driver, out, back, slabs })
+        Ok(StreamEngine { driver, out, back, slabs, timing: None })
+    }
+
+    /// From now on the device notes when it makes each copy.
+    pub fn time_copies(&mut self) -> Result<(), CopyError> {
+        let origin = self.driver.timed_mark(self.driver.device.compute_stream()?)?;
+        self.timing = Some(Timing { origin, copies: Vec::new() });
+        Ok(())
+    }
+
+    /// What it has noted, after the last of these copies: the host waits for it. Nothing is noted from now on.
+    pub fn take_timed_copies(&mut self) -> Result<Vec<TimedCopies>, CopyError> {
+        let Some(Timing { origin, copies }) = self.timing.take() else { return Ok(Vec::new()) };
+        let told = copies.into_iter().map(|(lane, bytes, start, end)| {
+            self.driver.reach(&end)?;
+            let at_ns = |mark: &RecordedEvent| self.driver.device.elapsed_ns(origin.id, mark.id);
+            Ok(TimedCopies { lane, bytes, start_ns: at_ns(&start)?, end_ns: at_ns(&end)? })
+        });
+        told.collect()
+    }
+
+    /// A mark before copies, where they are timed. One that fails is left out: the copies are made all the same.
+    fn timed_start(&self, stream: StreamId) -> Option<Arc<RecordedEvent>> {
+        self.timing.as_ref().and_then(|_| self.driver.timed_mark(stream).ok())
+    }
+
+    /// The mark behind them.
+    fn timed_end(&mut self, lane: Lane, stream: StreamId, bytes: usize, start: Option<Arc<RecordedEvent>>) {
+        if let (Some(timing), Some(start)) = (&mut self.timing, start)
+            && let Ok(end) = self.driver.timed_mark(stream)
+        {
+            timing.copies.push((lane, bytes as u64, start, end));
+        }
     }
 
     /// How often the driver was asked for page-locked memory, which is slow. None once every size has been seen.
@@ -187,6 +247,7 @@ impl CopyEngine for StreamEngine {
         driver.after(out, earlier.written.as_ref())?;
         driver.after(out, earlier.read.as_ref())?;
         let copies = SlowCopy::parts(&Slab::Memory(Arc::clone(&slab)), pieces);
+        let start = self.timed_start(out);
         let ends = pieces.iter().zip(&copies);
         // SAFETY: the caller keeps the pieces; the slab's memory is not taken again before the mark is reached.
         let queued = ends.map(|(piece, copy)| unsafe {
@@ -194,6 +255,7 @@ impl CopyEngine for StreamEngine {
         });
         let done = Done::Event(driver.queue(out, queued)?);
         *slab.last_uses() = LastUses { written: Some(done.clone()), read: None };
+        self.timed_end(Lane::Offload, out, pieces.iter().map(|piece| piece.bytes).sum(), start);
         Ok((copies, Ticket::new(Tier::Host, done)))
     }
 
@@ -209,6 +271,7 @@ impl CopyEngine for StreamEngine {
                 last = Some(slab);
             }
         }
+        let start = self.timed_start(back);
         // SAFETY: the caller keeps the device bytes; slabs' memory is not taken again before the mark is reached.
         let queued = copies.iter().map(|&(copy, to)| unsafe {
             driver.device.copy_to_device(copy.in_memory().at(copy.offset), to, copy.bytes, back)
@@ -216,6 +279,7 @@ impl CopyEngine for StreamEngine {
         let done = Done::Event(driver.queue(back, queued)?);
         // One stream makes all of them in order, so the last stands for those before it.
         copies.iter().for_each(|(copy, _)| copy.in_memory().last_uses().read = Some(done.clone()));
+        self.timed_end(Lane::Prefetch, back, copies.iter().map(|(copy, _)| copy.bytes).sum(), start);
         Ok(Ticket::new(Tier::Host, done))
     }
 
