@@ -4,8 +4,8 @@ set -eu
 libtorch=$1
 out=$2
 wanted=$out/wanted
-for library in torch_cuda c10_cuda torch_cpu torch_nvshmem caffe2_nvrtc; do
-    nm -D --undefined-only "$libtorch/lib/lib$library.so"
+for library in torch_cuda c10_cuda torch_cpu torch_nvshmem caffe2_nvrtc torch_python; do
+    [ ! -f "$libtorch/lib/lib$library.so" ] || nm -D --undefined-only "$libtorch/lib/lib$library.so"
 done | awk '{ print $NF }' | sort -u > "$wanted"
 # What is looked up by name for expandable segments, and not called here.
 printf '%s\n' cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle \
