@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +12,6 @@
 #include <map>
 #include <mutex>
 #include <random>
-#include <set>
 #include <vector>
 
 namespace stand_in {
@@ -19,9 +19,9 @@ namespace stand_in {
 struct Stream {
   struct Task {
     uint64_t number;
-    std::function<void()> run;          // none for a wait
-    Stream* awaited = nullptr;          // the stream that has to come first
-    uint64_t awaited_number = 0;        // to here
+    std::function<void()> run;    // none for a wait
+    Stream* awaited = nullptr;    // the stream that has to come first
+    uint64_t awaited_number = 0;  // to here
   };
   std::deque<Task> tasks;
   uint64_t asked = 0, done = 0;
@@ -35,6 +35,8 @@ struct Event {
 };
 
 namespace {
+
+constexpr uint64_t kBytes = uint64_t{16} << 30;
 
 uint64_t setting(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -68,9 +70,9 @@ class Ranges {
 struct Device {
   std::recursive_mutex mutex;
   Stream default_stream;
-  std::set<Stream*> streams{&default_stream};
+  std::vector<Stream*> streams{&default_stream};  // in the order in which they were made, for the draws
   Ranges ranges, page_locked;
-  uint64_t total_bytes = setting("STAND_IN_MEMORY", uint64_t{16} << 30), used_bytes = 0;
+  uint64_t used_bytes = 0;
   std::mt19937_64 random{setting("STAND_IN_SEED", 0)};
   bool forgets_waits = setting("STAND_IN_FORGETS_WAITS", 0) != 0;
   uint64_t late_copies = 0, copies = 0, waits = 0;
@@ -96,7 +98,8 @@ struct Report {
 
 Stream& stream_at(Stream* stream) {
   if (!stream) return device().default_stream;
-  if (!device().streams.count(stream)) refuse("a stream is used that is gone");
+  const auto& streams = device().streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) refuse("a stream is used that is gone");
   return *stream;
 }
 
@@ -138,8 +141,7 @@ void ask_for_copy(Stream& stream, std::function<void()> run) {
 // Behind everybody's back one stream does one thing.
 void let_time_pass() {
   auto& streams = device().streams;
-  auto drawn = std::next(streams.begin(), static_cast<std::ptrdiff_t>(device().random() % streams.size()));
-  Stream& stream = **drawn;
+  Stream& stream = *streams[device().random() % streams.size()];
   if (!stream.tasks.empty()) come_to(stream, stream.tasks.front().number);
 }
 
@@ -169,14 +171,16 @@ Stream* make_stream(bool blocking) {
   Guard guard(device().mutex);
   auto* stream = new Stream();
   stream->blocking = blocking;
-  device().streams.insert(stream);
+  device().streams.push_back(stream);
   return stream;
 }
 
 void destroy(Stream* stream) {
   Guard guard(device().mutex);
   come_to_end(stream_at(stream));
-  device().streams.erase(stream);  // kept, for the events that stand in it
+  // Kept, for the events that stand in it.
+  auto& streams = device().streams;
+  streams.erase(std::find(streams.begin(), streams.end(), stream));
 }
 
 bool is_done(Stream* stream) {
@@ -248,10 +252,10 @@ void free(void* start) {
 
 size_t free_bytes() {
   Guard guard(device().mutex);
-  return device().total_bytes - device().used_bytes;
+  return kBytes - device().used_bytes;
 }
 
-size_t total_bytes() { return device().total_bytes; }
+size_t total_bytes() { return kBytes; }
 
 bool take_bytes(size_t bytes) {
   load_kernels();

@@ -2,8 +2,8 @@
 // streams do what they were asked to as late as their order allows, or at once, by a draw. Whoever relies on more than
 // that order reads bytes that are not there yet, or no more. runtime.cpp and driver.cpp put NVIDIA's names to it.
 //
-// The environment says how it is: STAND_IN_MEMORY, its bytes; STAND_IN_SEED, of the draws; STAND_IN_FORGETS_WAITS, a
-// fault to be found out: no stream waits for another; STAND_IN_REPORT, a file that is written when the process ends.
+// The environment says how it is: STAND_IN_SEED, of the draws; STAND_IN_FORGETS_WAITS, a fault to be found out: no stream
+// waits for another; STAND_IN_REPORT, a file that is written when the process ends.
 //
 // Kernels are done when they are issued: that a copy waits for the kernel before it cannot be found out here.
 #pragma once
