@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo policies test fuzz lint libtorch tools gpu-bundle
+.PHONY: demo policies test fuzz lint libtorch tools gpu-bundle python
 
 # A LIBTORCH that is set but empty would hide ours from cargo.
 ifeq ($(strip $(LIBTORCH)),)
@@ -57,6 +57,13 @@ gpu-bundle: libtorch
 	cargo build -p plimsoll-experiments
 	sh experiments/gpu-bundle.sh $(PLIMSOLL) target/plimsoll-gpu.tar.xz
 
+# The package for PyTorch jobs in Python, in target/python/: LIBTORCH names the folder of their torch.
+python: libtorch
+	cargo build -p plimsoll-python
+	@mkdir -p target/python/plimsoll
+	cp runtime/python/plimsoll/* target/python/plimsoll/
+	strip --strip-all -o target/python/plimsoll/_plimsoll.abi3.so target/debug/lib_plimsoll.so
+
 lint: libtorch
 	cargo fmt --check
 	cargo clippy --workspace --all-targets -- -D warnings
@@ -65,7 +72,10 @@ lint: libtorch
 libtorch:
 	@sh runtime/libtorch.sh
 
-# The TensorBoard that a test reads event files with, and HiGHS, which the exact reference solves its programs with.
+# The TensorBoard that a test reads event files with, HiGHS, which the exact reference solves its programs with, and what
+# torch imports in the Python jobs that are tested.
 tools:
 	@sh runtime/fetch.sh .tools/tensorboard tensorboard==2.21.0
 	@sh runtime/fetch.sh .tools/highs --no-deps highsbox==1.15.1
+	@sh runtime/fetch.sh .tools/python --no-deps filelock==3.20.0 fsspec==2025.9.0 jinja2==3.1.6 markupsafe==3.0.3 \
+	    mpmath==1.3.0 networkx==3.4.2 sympy==1.14.0 typing-extensions==4.15.0

@@ -1,10 +1,9 @@
-//! A CUDA device for the command where there is none: libtorch's own CUDA half over libraries that stand in for NVIDIA's.
+//! A CUDA device for programs where there is none: libtorch's own CUDA half over libraries that stand in for NVIDIA's.
 //! What it can tell, and what not, is in `stand_in/device.h`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use crate::command::Bench;
 
 /// The libraries.
 pub struct StandIn {
@@ -30,10 +29,12 @@ impl StandIn {
         Some(StandIn { folder: folder.to_owned() })
     }
 
-    /// Puts the device before a bench; what it draws is drawn from `seed`.
-    pub fn before(&self, bench: &mut Bench, seed: u64) {
-        bench.set("LD_PRELOAD", self.folder.join("libcudart.so.13"));
-        bench.set("LD_LIBRARY_PATH", &self.folder);
-        bench.set("STAND_IN_SEED", seed.to_string());
+    /// What puts the device before a program; what it draws is drawn from `seed`.
+    pub fn environment(&self, seed: u64) -> [(&'static str, OsString); 3] {
+        [
+            ("LD_PRELOAD", self.folder.join("libcudart.so.13").into()),
+            ("LD_LIBRARY_PATH", self.folder.clone().into()),
+            ("STAND_IN_SEED", seed.to_string().into()),
+        ]
     }
 }

@@ -21,7 +21,9 @@ fn bench(name: &str, seed: u64) -> Option<Bench> {
     };
     let folder = format!("{}/stand-in-{name}", env!("CARGO_TARGET_TMPDIR"));
     let mut bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
-    stand_in.before(&mut bench, seed);
+    for (variable, value) in stand_in.environment(seed) {
+        bench.set(variable, value);
+    }
     Some(bench)
 }
 

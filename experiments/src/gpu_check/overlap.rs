@@ -5,8 +5,8 @@ use std::ops::Range;
 use anyhow::ensure;
 use plimsoll_env::Instance;
 use plimsoll_env::workload::Workload;
-use plimsoll_runtime::torch::Executor;
 use plimsoll_runtime::torch::copy::TimedCopies;
+use plimsoll_runtime::torch::{Executor, TimedIteration};
 use plimsoll_runtime::{Decided, Timeline};
 use serde::Serialize;
 
@@ -51,12 +51,12 @@ impl Noted {
         }
         engines.settle();
         engines.time_copies()?;
-        let (loss, report, times) = executor.timed_iteration(|| workload.iteration())?;
-        loss?;
+        let TimedIteration { result, report, operators } = executor.timed_iteration(|| workload.iteration())?;
+        result?;
         let copies = engines.take_timed_copies()?;
         ensure!(report.followed, "the iteration went otherwise: {:?}", report.deviation);
         let mut now_ns = 0;
-        let operators = times.into_iter().map(|(pause_ns, cost_ns)| {
+        let operators = operators.into_iter().map(|(pause_ns, cost_ns)| {
             let start_ns = now_ns + pause_ns;
             now_ns = start_ns + cost_ns;
             start_ns..now_ns

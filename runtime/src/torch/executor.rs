@@ -31,6 +31,17 @@ pub struct Executor {
     watched: Vec<RecordedIteration>,
 }
 
+/// An iteration by plan.
+pub struct TimedIteration<R> {
+    /// What the loop returned.
+    pub result: R,
+    /// What happened.
+    pub report: IterationReport,
+    /// Of every operator the pause before it, the first since the iteration began, and its own time, in ns: by the clock of
+    /// a device that works through them later.
+    pub operators: Vec<(u64, u64)>,
+}
+
 impl Executor {
     /// An executor of `schedule`, which was made for `plan` on `trace`.
     pub fn new(
@@ -61,18 +72,14 @@ impl Executor {
         Ok((result, ended.report))
     }
 
-    /// Runs one iteration by plan, as [`Executor::iteration`] does, and tells when operators ran: of each the pause before it,
-    /// the first since the iteration began, and its own time, in ns. Where a device works through them later, by its clock.
-    pub fn timed_iteration<R>(
-        &mut self,
-        body: impl FnOnce() -> R,
-    ) -> Result<(R, IterationReport, Vec<(u64, u64)>), SessionError> {
+    /// Runs one iteration by plan, as [`Executor::iteration`] does, and tells when operators ran.
+    pub fn timed_iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<TimedIteration<R>, SessionError> {
         let wanted = Wanted { act: true, bound_only: true, record: Record::Times };
         let open = Open::begin(self.session, &self.shared, Some(0), wanted, u64::MAX)?;
         let result = body();
         let ended = open.close()?;
-        let times = ended.recorded.map_or(Vec::new(), |recorded| recorded.times().collect());
-        Ok((result, ended.report, times))
+        let operators = ended.recorded.map_or(Vec::new(), |recorded| recorded.times().collect());
+        Ok(TimedIteration { result, report: ended.report, operators })
     }
 
     /// Most bytes that the slow tier has held.

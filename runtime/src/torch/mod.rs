@@ -25,9 +25,9 @@ pub use census::{Census, Tally};
 pub use copy::{
     CopiedBy, CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
 };
-pub use executor::Executor;
+pub use executor::{Executor, TimedIteration};
 pub use recorder::{RecordError, Recorder};
 pub use report::{IterationReport, Report};
-pub use runtime::{Budget, BuildError, Builder, Detection, Iteration, Runtime};
+pub use runtime::{Budget, BuildError, Builder, Detection, Iteration, Running, Runtime};
 pub use session::{Session, SessionError};
 pub use shim::DeviceCounts;

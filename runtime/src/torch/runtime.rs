@@ -20,6 +20,7 @@
 //! # }
 //! ```
 
+use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -282,9 +283,14 @@ impl Runtime {
     /// Starts an iteration, unless another loop of the process is under way, or storages of an earlier iteration are
     /// still without their bytes.
     pub fn try_iteration(&mut self) -> Result<Iteration<'_>, SessionError> {
+        Ok(Iteration { _running: self.start()?, _runtime: PhantomData })
+    }
+
+    /// The same for a caller that cannot borrow the runtime meanwhile.
+    pub fn start(&mut self) -> Result<Running, SessionError> {
         let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
         let open = Open::begin(self.session, &self.shared, leader, wanted, line_bytes)?;
-        Ok(Iteration { runtime: self, open: Some(open) })
+        Ok(Running { shared: Arc::clone(&self.shared), keeper: Arc::clone(&self.keeper), open: Some(open) })
     }
 
     /// Puts operators of this thread under the budget until the guard is dropped, and finds out where iterations begin:
@@ -342,15 +348,23 @@ impl Runtime {
 /// An iteration under way; it ends where this is dropped.
 #[must_use = "the iteration ends where the guard is dropped"]
 pub struct Iteration<'a> {
-    runtime: &'a mut Runtime,
+    _running: Running,
+    _runtime: PhantomData<&'a mut Runtime>,
+}
+
+/// An iteration under way, by itself; it ends where this is dropped, on the thread that started it.
+#[must_use = "the iteration ends where the guard is dropped"]
+pub struct Running {
+    shared: Arc<Shared>,
+    keeper: Arc<Mutex<Keeper>>,
     open: Option<Open>,
 }
 
-impl Drop for Iteration<'_> {
+impl Drop for Running {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         match open.close() {
-            Ok(ended) => lock(&self.runtime.keeper).after(&mut self.runtime.shared.lock(), ended),
+            Ok(ended) => lock(&self.keeper).after(&mut self.shared.lock(), ended),
             // The next iteration tries again, and does not start before it succeeds.
             Err(error) => eprintln!("plimsoll: {error}"),
         }

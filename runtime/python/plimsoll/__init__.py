@@ -1,0 +1,16 @@
+"""Keeps a PyTorch training job within an absolute budget of device memory.
+
+Every tensor storage that is idle may be copied to the host, or dropped and computed again; a policy file, or a rule of the
+literature, says which. Losses and parameters stay bit for bit what they are. See `Runtime`.
+"""
+
+import torch
+
+_LIBTORCH = "2.11."
+if not torch.__version__.startswith(_LIBTORCH):
+    raise ImportError(f"plimsoll is built for torch {_LIBTORCH}x, found {torch.__version__}")
+
+# After torch: it uses the libtorch that torch has loaded.
+from ._plimsoll import Iteration, Runtime  # noqa: E402
+
+__all__ = ["Iteration", "Runtime"]

@@ -1,0 +1,63 @@
+import os
+from types import TracebackType
+from typing import Any
+
+class Runtime:
+    """Keeps one training loop of the process within a budget. Make it before the model, for what is allocated earlier is
+    not counted, and put every iteration into `iteration()`:
+
+        runtime = plimsoll.Runtime("20GiB", "gpt.policy", device="cuda")
+        model = Model().cuda()
+        for batch in batches:
+            with runtime.iteration():
+                train_step(model, batch)
+        print(runtime)
+
+    Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), not by its address (`data_ptr`, `numpy`),
+    unless an operator has just made or used it. Between iterations all may.
+    """
+
+    budget: int
+    """Bytes. To set it takes a text as well, from the next iteration on."""
+
+    def __init__(
+        self,
+        budget: int | str,
+        policy: str = "dtr",
+        *,
+        device: str = "cpu",
+        swap: bool | None = None,
+        recompute: bool | None = None,
+        host_limit: int | str | None = None,
+        log_events: bool = False,
+    ) -> None:
+        """
+        budget: bytes of the device that are never exceeded, or a text such as "512MiB".
+        policy: path of a policy file, or the name of a baseline.
+        device: "cpu", "cuda" or "cuda:N".
+        swap, recompute: whether to evict so; as the policy was trained unless told.
+        host_limit: most memory of the host that copies may take; page-locked beside a GPU, where it is 64 GiB unless told.
+        log_events: for `write_chrome_trace`.
+
+        Raises ValueError for what is no budget or no device, OSError for a policy file that cannot be read, RuntimeError for
+        a device that cannot be used.
+        """
+
+    def iteration(self) -> Iteration:
+        """The next iteration, for `with`. At its end every storage is resident again.
+
+        Where no room is left, operators in it raise torch.OutOfMemoryError; no tensor is lost. Raises RuntimeError where
+        another iteration is under way.
+        """
+
+    def report(self) -> dict[str, Any]:
+        """What the loop has done so far: the fields of the runtime's `Report`, bytes and ns. `str(runtime)` is for people."""
+
+    def write_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes what happened when, for Perfetto. Empty without `log_events`. Raises OSError."""
+
+class Iteration:
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool: ...

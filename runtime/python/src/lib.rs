@@ -1,0 +1,145 @@
+//! The runtime as a Python class: what a PyTorch job needs, and no more. What it does for whom is told to Python users in
+//! `plimsoll/__init__.pyi`.
+
+use std::path::PathBuf;
+
+use plimsoll_env::device::DeviceName;
+use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
+use plimsoll_env::hardware::CopyTable;
+use plimsoll_env::units::Bytes;
+use plimsoll_runtime::baselines::BASELINES;
+use plimsoll_runtime::torch::{self, Budget, HostEngine, Running};
+use plimsoll_runtime::{ActionSet, PolicyFile};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Bytes, or a text such as `512MiB`.
+#[derive(FromPyObject)]
+enum Amount {
+    Bytes(u64),
+    Text(String),
+}
+
+impl Amount {
+    fn bytes(self) -> PyResult<u64> {
+        match self {
+            Amount::Bytes(bytes) => Ok(bytes),
+            Amount::Text(text) => text.parse().map(|Bytes(bytes)| bytes).map_err(value_error),
+        }
+    }
+}
+
+fn value_error(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+fn runtime_error(error: impl std::fmt::Display) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}
+
+/// Keeps a training loop within a budget.
+#[pyclass(unsendable)]
+struct Runtime(torch::Runtime);
+
+#[pymethods]
+impl Runtime {
+    #[new]
+    #[pyo3(signature = (budget, policy = "dtr", *, device = "cpu", swap = None, recompute = None, host_limit = None,
+                        log_events = false))]
+    fn new(
+        budget: Amount,
+        policy: &str,
+        device: &str,
+        swap: Option<bool>,
+        recompute: Option<bool>,
+        host_limit: Option<Amount>,
+        log_events: bool,
+    ) -> PyResult<Self> {
+        let device: DeviceName = device.parse().map_err(value_error)?;
+        let mut builder = torch::Runtime::builder().budget(Budget::bytes(budget.bytes()?));
+        builder = if BASELINES.contains(&policy) {
+            builder.baseline(policy)
+        } else {
+            builder.policy(PolicyFile::load(policy).map_err(|error| PyOSError::new_err(error.to_string()))?)
+        };
+        if swap.is_some() || recompute.is_some() {
+            let [swap, recompute] = [swap, recompute].map(|allowed| allowed.unwrap_or(true));
+            builder = builder.actions(ActionSet { swap, recompute });
+        }
+        let limit_bytes = host_limit.map(Amount::bytes).transpose()?;
+        builder = match device {
+            DeviceName::Cpu => match limit_bytes {
+                Some(bytes) => builder.engine(Box::new(HostEngine::with_limit(bytes, None))),
+                None => builder,
+            },
+            DeviceName::Cuda(_) => {
+                let place = device.open().map_err(runtime_error)?;
+                torch::Session::install_on(place).map_err(runtime_error)?;
+                let limit_bytes = limit_bytes.unwrap_or(PAGE_LOCKED_LIMIT_BYTES);
+                let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
+                let copies = CopyTable::measure(&engines, place, &CopyTable::LINK_SIZES).map_err(runtime_error)?;
+                builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(copies.link())
+            }
+        };
+        if log_events {
+            builder = builder.log_events();
+        }
+        builder.build().map(Runtime).map_err(runtime_error)
+    }
+
+    fn iteration(slf: Py<Self>) -> Iteration {
+        Iteration { runtime: slf, running: None }
+    }
+
+    #[getter]
+    fn budget(&self) -> u64 {
+        self.0.budget().as_bytes()
+    }
+
+    #[setter]
+    fn set_budget(&mut self, budget: Amount) -> PyResult<()> {
+        self.0.set_budget(Budget::bytes(budget.bytes()?));
+        Ok(())
+    }
+
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let report = py.import("json")?.call_method1("loads", (self.0.report().to_json(),))?;
+        Ok(report.cast_into()?)
+    }
+
+    fn write_chrome_trace(&self, path: PathBuf) -> PyResult<()> {
+        self.0.write_chrome_trace(path).map_err(|error| PyOSError::new_err(error.to_string()))
+    }
+
+    fn __str__(&self) -> String {
+        self.0.report().to_string()
+    }
+}
+
+/// One iteration, for `with`.
+#[pyclass(unsendable)]
+struct Iteration {
+    runtime: Py<Runtime>,
+    running: Option<Running>,
+}
+
+#[pymethods]
+impl Iteration {
+    fn __enter__(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.running = Some(self.runtime.borrow_mut(py).0.start().map_err(runtime_error)?);
+        Ok(())
+    }
+
+    fn __exit__(&mut self, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) -> bool {
+        self.running = None;
+        false
+    }
+}
+
+/// What `plimsoll/__init__.py` gives to Python.
+#[pymodule]
+mod _plimsoll {
+    #[pymodule_export]
+    use super::{Iteration, Runtime};
+}

@@ -1,0 +1,118 @@
+//! PyTorch jobs in Python keep their bits within a budget, on the CPU and on a CUDA device that is not there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use plimsoll_tests::stand_in::StandIn;
+use serde_json::Value;
+
+/// What a job needs to run.
+struct Ground {
+    /// Where Python looks for packages: ours, torch, and what torch imports.
+    packages: Vec<PathBuf>,
+    /// In place of NVIDIA's libraries, which torch is linked with; none where the libtorch in use needs none.
+    stand_in: Option<StandIn>,
+}
+
+/// None where the libtorch in use is not Python's.
+static GROUND: LazyLock<Option<Ground>> = LazyLock::new(|| {
+    let libtorch = Path::new(env!("LIBTORCH"));
+    if !libtorch.join("__init__.py").exists() {
+        return None;
+    }
+    let tools = root().join(".tools/python");
+    assert!(tools.exists(), "run `make tools` first");
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let packages = vec![package(&made.join("python")), libtorch.parent().unwrap().to_owned(), tools];
+    Some(Ground { packages, stand_in: StandIn::make(&made.join("stand-in")) })
+});
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Puts the package into `folder`: what users see of it, and the extension as it was just built.
+fn package(folder: &Path) -> PathBuf {
+    let (seen, package) = (root().join("runtime/python/plimsoll"), folder.join("plimsoll"));
+    std::fs::create_dir_all(&package).unwrap();
+    for file in ["__init__.py", "__init__.pyi", "py.typed"] {
+        std::fs::copy(seen.join(file), package.join(file)).unwrap();
+    }
+    let built = std::env::current_exe().unwrap().with_file_name("lib_plimsoll.so");
+    std::fs::copy(&built, package.join("_plimsoll.abi3.so")).unwrap();
+    folder.to_owned()
+}
+
+impl Ground {
+    /// The job with those flags: what it prints, or the last line of its complaint.
+    fn job(&self, flags: &str) -> Result<Value, String> {
+        let mut python = Command::new("python3");
+        python.arg(root().join("tests/python_job.py")).args(flags.split_whitespace());
+        python.env("PYTHONPATH", std::env::join_paths(&self.packages).unwrap()).env("GOMP_SPINCOUNT", "0");
+        if let Some(stand_in) = &self.stand_in {
+            python.envs(stand_in.environment(0));
+        }
+        let output = python.output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            return Err(complaint.lines().last().unwrap_or_default().to_owned());
+        }
+        Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {complaint}")))
+    }
+
+    /// The job on `device`, left alone and by each of `policies` within 70 % of what it takes.
+    fn keeps_every_bit(&self, device: &str, policies: &[&str]) {
+        let untouched = self.job(&format!("--device {device}")).unwrap();
+        let kept = self.job(&format!("--device {device} --budget 1TiB")).unwrap();
+        let peak_bytes = kept["report"]["peak_bytes"].as_u64().unwrap();
+        let budget_bytes = peak_bytes * 7 / 10;
+        for policy in policies {
+            let job = self.job(&format!("--device {device} --budget {budget_bytes}B --policy {policy}")).unwrap();
+            for what in ["losses", "parameters"] {
+                assert_eq!(job[what], untouched[what], "{policy} on {device}");
+                assert_eq!(kept[what], untouched[what], "within 1 TiB on {device}");
+            }
+            let report = &job["report"];
+            assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "{policy} on {device}: {report}");
+            assert!(report["reactive_evictions"].as_u64() > Some(0), "the first iterations fit anyway: {report}");
+            let last = report["latest"].as_array().unwrap().last().unwrap();
+            assert_eq!((&last["course"], &last["followed"]), (&"planned".into(), &true.into()), "{policy}: {last}");
+            assert_eq!(last["peak_bytes"], last["predicted"]["peak_bytes"], "{policy} on {device}");
+        }
+    }
+}
+
+fn ground() -> Option<&'static Ground> {
+    if GROUND.is_none() {
+        println!("did not run: LIBTORCH names no libtorch of a Python package");
+    }
+    GROUND.as_ref()
+}
+
+#[test]
+fn a_job_keeps_every_bit_within_a_budget() {
+    let Some(ground) = ground() else { return };
+    let policy = root().join("configs/policies/bert.policy");
+    ground.keeps_every_bit("cpu", &["dtr", "capuchin", policy.to_str().unwrap()]);
+}
+
+#[test]
+fn a_job_on_a_cuda_device_does_too() {
+    let Some(ground) = ground().filter(|ground| ground.stand_in.is_some()) else { return };
+    ground.keeps_every_bit("cuda", &["dtr", "capuchin"]);
+}
+
+#[test]
+fn what_cannot_be_done_is_an_exception() {
+    let Some(ground) = ground() else { return };
+    for (flags, exception, words) in [
+        ("--budget 1MiB", "torch.OutOfMemoryError", "the least feasible budget found so far"),
+        ("--budget 2lights", "ValueError", "2lights"),
+        ("--budget 1GiB --device tpu", "ValueError", "unknown device `tpu`"),
+        ("--budget 1GiB --policy missing.policy", "OSError", "missing.policy"),
+    ] {
+        let complaint = ground.job(flags).unwrap_err();
+        assert!(complaint.starts_with(exception) && complaint.contains(words), "{flags}: {complaint}");
+    }
+}
