@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo policies test fuzz lint libtorch tools gpu-bundle python
+.PHONY: demo policies test fuzz lint libtorch tools gpu-bundle
 
 # A LIBTORCH that is set but empty would hide ours from cargo.
 ifeq ($(strip $(LIBTORCH)),)
@@ -56,13 +56,6 @@ fuzz: libtorch
 gpu-bundle: libtorch
 	cargo build -p plimsoll-experiments
 	sh experiments/gpu-bundle.sh $(PLIMSOLL) target/plimsoll-gpu.tar.xz
-
-# The package for PyTorch jobs in Python, in target/python/: LIBTORCH names the folder of their torch.
-python: libtorch
-	cargo build -p plimsoll-python
-	@mkdir -p target/python/plimsoll
-	cp runtime/python/plimsoll/* target/python/plimsoll/
-	strip --strip-all -o target/python/plimsoll/_plimsoll.abi3.so target/debug/lib_plimsoll.so
 
 lint: libtorch
 	cargo fmt --check
