@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the libraries that libtorch's CUDA half is linked with: libraries.sh LIBTORCH OUT
 set -eu
+export LC_ALL=C
 libtorch=$1
 out=$2
 wanted=$out/wanted
