@@ -74,7 +74,7 @@ struct Device {
   Ranges ranges, page_locked;
   uint64_t used_bytes = 0;
   std::mt19937_64 random{setting("STAND_IN_SEED", 0)};
-  bool forgets_waits = setting("STAND_IN_FORGETS_WAITS", 0) != 0;
+  uint64_t forgets_waits = setting("STAND_IN_FORGETS_WAITS", 0);
   uint64_t late_copies = 0, copies = 0, waits = 0;
 };
 
@@ -131,8 +131,10 @@ void ask(Stream& stream, std::function<void()> run, bool late) {
   if (idle && !late) come_to_end(stream);
 }
 
+bool draw_late() { return device().random() % 4 > 0; }
+
 void ask_for_copy(Stream& stream, std::function<void()> run) {
-  bool late = device().random() % 4 > 0;
+  bool late = draw_late();
   device().copies += 1;
   device().late_copies += late;
   ask(stream, std::move(run), late);
@@ -145,12 +147,14 @@ void let_time_pass() {
   if (!stream.tasks.empty()) come_to(stream, stream.tasks.front().number);
 }
 
-// Memory that nobody has written to yet holds no zeros.
+// What memory holds that nobody has written to yet.
+constexpr int kNothing = 0xA5;
+
 void* fresh(size_t bytes) {
   constexpr size_t kAlignment = 512;
   void* start = nullptr;
   if (posix_memalign(&start, kAlignment, bytes ? bytes : 1)) return nullptr;
-  std::memset(start, 0xA5, bytes);
+  std::memset(start, kNothing, bytes);
   return start;
 }
 
@@ -203,7 +207,8 @@ void finish_all() {
 void wait_for(Stream* stream, const Event* event) {
   Guard guard(device().mutex);
   Stream& waiting = stream_at(stream);
-  if (device().forgets_waits || !event->stream || event->stream->done >= event->number) return;
+  bool forgotten = device().forgets_waits == (&waiting == &device().default_stream ? 1 : 2);
+  if (forgotten || !event->stream || event->stream->done >= event->number) return;
   waiting.tasks.push_back({++waiting.asked, {}, event->stream, event->number});
 }
 
@@ -334,6 +339,15 @@ void fill(void* start, int value, size_t bytes, Stream* stream) {
   Guard guard(device().mutex);
   check_inside(device().ranges, start, bytes);
   ask_for_copy(stream_at(stream), [start, value, bytes] { std::memset(start, value, bytes); });
+}
+
+void write(void* to, const void* made, size_t bytes, Stream* stream) {
+  Guard guard(device().mutex);
+  check_inside(device().ranges, to, bytes);
+  const char* first = static_cast<const char*>(made);
+  std::vector<char> kept(first, first + bytes);
+  std::memset(to, kNothing, bytes);
+  ask(stream_at(stream), [to, kept = std::move(kept)] { std::memcpy(to, kept.data(), kept.size()); }, draw_late());
 }
 
 void count_wait() {

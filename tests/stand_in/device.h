@@ -2,10 +2,8 @@
 // streams do what they were asked to as late as their order allows, or at once, by a draw. Whoever relies on more than
 // that order reads bytes that are not there yet, or no more. runtime.cpp and driver.cpp put NVIDIA's names to it.
 //
-// The environment says how it is: STAND_IN_SEED, of the draws; STAND_IN_FORGETS_WAITS, a fault to be found out: no stream
-// waits for another; STAND_IN_REPORT, a file that is written when the process ends.
-//
-// Kernels are done when they are issued: that a copy waits for the kernel before it cannot be found out here.
+// The environment says how it is: STAND_IN_SEED, of the draws; STAND_IN_FORGETS_WAITS, a fault to be found out: 1 for the
+// waits of the default stream, 2 for those of the others; STAND_IN_REPORT, a file that is written when the process ends.
 #pragma once
 
 #include <cstddef>
@@ -59,6 +57,8 @@ bool is_page_locked(const void* start);
 // Asks for a copy. What is neither on the device nor page-locked is read, or written, before it returns.
 void copy(void* to, const void* from, size_t bytes, Stream* stream);
 void fill(void* start, int value, size_t bytes, Stream* stream);
+// Puts there what a kernel has made. Until the stream comes to that there are other bytes.
+void write(void* to, const void* made, size_t bytes, Stream* stream);
 
 // Counts a call that holds up the host.
 void count_wait();

@@ -25,6 +25,10 @@ const std::unordered_set<std::string> kNative = {
 // These choose among libraries of the device.
 const std::unordered_set<std::string> kChoosing = {"aten::convolution", "aten::convolution_backward", "aten::_convolution"};
 
+Stream* current_stream() {
+  return static_cast<Stream*>(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(there()).native_handle());
+}
+
 template <class Change>
 void change_tensors(c10::IValue& value, Change change) {
   if (value.isTensor()) {
@@ -62,8 +66,13 @@ void on_the_processor(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
   finish_current_stream();
   Twins twins;
   std::optional<at::Generator> generator;
-  for (size_t index = stack->size() - op.schema().arguments().size(); index < stack->size(); ++index) {
-    c10::IValue& value = (*stack)[index];
+  std::vector<at::Tensor> written;
+  const auto& arguments = op.schema().arguments();
+  for (size_t position = 0; position < arguments.size(); ++position) {
+    c10::IValue& value = (*stack)[stack->size() - arguments.size() + position];
+    const auto* alias = arguments[position].alias_info();
+    if (alias && alias->isWrite())
+      change_tensors(value, [&](const at::Tensor& tensor) { return written.emplace_back(tensor); });
     if (value.isGenerator()) {
       generator = value.toGenerator();
       value = c10::IValue();
@@ -79,6 +88,7 @@ void on_the_processor(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
     op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack);
   }
   twins.resize_back();
+  for (const at::Tensor& tensor : written) twins.written(tensor);
   for (size_t index = stack->size() - op.schema().returns().size(); index < stack->size(); ++index)
     change_tensors((*stack)[index], [&](const at::Tensor& tensor) { return twins.back(tensor); });
 }
@@ -130,10 +140,7 @@ auto& replacement = *new Replacement();  // for as long as the process lives
 
 c10::Device there() { return {c10::kCUDA, 0}; }
 
-void finish_current_stream() {
-  auto stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(there());
-  finish(static_cast<Stream*>(stream.native_handle()));
-}
+void finish_current_stream() { finish(current_stream()); }
 
 at::Tensor Twins::of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
@@ -173,7 +180,7 @@ at::Tensor Twins::back(const at::Tensor& found) {
     return at::empty({0}, options).set_(argument->second, found.storage_offset(), found.sizes(), found.strides());
   auto made = at::empty_strided(found.sizes(), found.strides(), options);
   finish_current_stream();  // the block may be another's, until then
-  if (size_t bytes = made.storage().nbytes()) std::memcpy(made.mutable_data_ptr(), found.const_data_ptr(), bytes);
+  if (size_t bytes = made.storage().nbytes()) write(made.mutable_data_ptr(), found.const_data_ptr(), bytes, current_stream());
   return made;
 }
 
@@ -185,6 +192,13 @@ void Twins::resize_back() {
     finish_current_stream();
     if (size_t bytes = twin.nbytes()) std::memcpy(original.mutable_data_ptr(), twin.const_data_ptr(), bytes);
   }
+}
+
+void Twins::written(const at::Tensor& argument) {
+  if (!argument.defined() || !argument.is_cuda()) return;
+  const auto& storage = argument.storage();
+  if (storage.nbytes() == 0 || !written_.insert(storage.unsafeGetStorageImpl()).second) return;
+  write(storage.mutable_data(), storage.data(), storage.nbytes(), current_stream());
 }
 
 Place Place::draw(const std::optional<at::Generator>& given) {

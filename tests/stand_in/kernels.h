@@ -6,6 +6,7 @@
 #include <ATen/core/operator_name.h>
 
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -25,10 +26,13 @@ class Twins {
   at::Tensor back(const at::Tensor& found);
   // Arguments that a kernel has made larger become so on the device.
   void resize_back();
+  // What a kernel wrote to an argument is there when the stream comes to it.
+  void written(const at::Tensor& argument);
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
   std::unordered_map<c10::StorageImpl*, c10::Storage> twins_, originals_;
+  std::unordered_set<c10::StorageImpl*> written_;
 };
 
 // Where a generator of the device stands: what a kernel draws from.
