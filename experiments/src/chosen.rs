@@ -119,7 +119,7 @@ impl Chosen {
     pub fn policies(&self) -> Vec<Box<dyn Policy + Send>> {
         match self {
             Chosen::Baseline(name) => baseline(name, 0).into_iter().collect(),
-            Chosen::Learned { file, .. } => vec![Box::new(PolicyFile::clone(file).into_policy())],
+            Chosen::Learned { .. } => self.learned().map(|policy| Box::new(policy) as _).into_iter().collect(),
         }
     }
 

@@ -53,8 +53,7 @@ pub fn noted_trace(subject: &Subject<'_>, operators: &[Range<u64>], copies: &[Ti
         duration(subject.trace, &Span { lane: Lane::Compute, activity, start_ns: time.start, end_ns: time.end })
     });
     let copied = copies.iter().map(|copy| {
-        let name = if copy.lane == Lane::Offload { "offload" } else { "prefetch" };
-        complete(copy.lane, name, "copy", copy.start_ns..copy.end_ns, json!({"bytes": copy.bytes}))
+        complete(copy.lane, thread(copy.lane).1, "copy", copy.start_ns..copy.end_ns, json!({"bytes": copy.bytes}))
     });
     json!({
         "traceEvents": rows(subject).into_iter().chain(ran).chain(copied).collect::<Vec<_>>(),

@@ -100,10 +100,7 @@ impl OpenDevice {
 
     /// The link between the device and its slow tier, measured now.
     pub fn measured_link(&self) -> anyhow::Result<Link> {
-        match self.device {
-            Device::Cpu => Ok(HostEngine::probe()),
-            device => Ok(CopyTable::measure(&self.engines, device, &CopyTable::LINK_SIZES)?.link()),
-        }
+        Ok(CopyTable::measured_link(&self.engines, self.device)?)
     }
 
     /// Where copies go: the tiers that were opened for them, or else those of the device, measured now.

@@ -73,8 +73,8 @@ pub struct Found {
 }
 
 /// Searches from the best of `starts` and of a sweep by price for the best plan of `problem`; where there are several starts
-/// it takes stretches over from all of them. A `guide` sweeps regions anew, by chance, in turn with prices. `watch` hears of the best so far now and then, with the evaluations and the time spent,
-/// and may end the search.
+/// it takes stretches over from all of them. A `guide` sweeps regions anew, by chance, in turn with prices. `watch` hears of
+/// the best so far now and then, with the evaluations and the time spent, and may end the search.
 pub fn search(
     problem: Problem<'_>,
     starts: &[Plan],

@@ -140,6 +140,12 @@ void ask_for_copy(Stream& stream, std::function<void()> run) {
   ask(stream, std::move(run), late);
 }
 
+// Puts there what is elsewhere now.
+std::function<void()> put(void* to, const void* from, size_t bytes) {
+  const char* first = static_cast<const char*>(from);
+  return [to, kept = std::vector<char>(first, first + bytes)] { std::memcpy(to, kept.data(), kept.size()); };
+}
+
 // Behind everybody's back one stream does one thing.
 void let_time_pass() {
   auto& streams = device().streams;
@@ -326,9 +332,7 @@ void copy(void* to, const void* from, size_t bytes, Stream* stream) {
   Stream& asked = stream_at(stream);
   auto reachable = [](const void* end) { return is_on_device(end) || is_page_locked(end); };
   if (!reachable(from)) {
-    const char* first = static_cast<const char*>(from);
-    std::vector<char> staged(first, first + bytes);
-    ask_for_copy(asked, [to, staged = std::move(staged)] { std::memcpy(to, staged.data(), staged.size()); });
+    ask_for_copy(asked, put(to, from, bytes));
   } else {
     ask_for_copy(asked, [to, from, bytes] { std::memmove(to, from, bytes); });
   }
@@ -344,10 +348,9 @@ void fill(void* start, int value, size_t bytes, Stream* stream) {
 void write(void* to, const void* made, size_t bytes, Stream* stream) {
   Guard guard(device().mutex);
   check_inside(device().ranges, to, bytes);
-  const char* first = static_cast<const char*>(made);
-  std::vector<char> kept(first, first + bytes);
+  auto run = put(to, made, bytes);
   std::memset(to, kNothing, bytes);
-  ask(stream_at(stream), [to, kept = std::move(kept)] { std::memcpy(to, kept.data(), kept.size()); }, draw_late());
+  ask(stream_at(stream), std::move(run), draw_late());
 }
 
 void count_wait() {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use plimsoll_runtime::Link;
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::{CopyEngine, CopyError, DeviceBytes};
+use plimsoll_runtime::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -66,7 +66,7 @@ enum Way {
 
 impl CopyTable {
     /// Sizes that tell latency from bandwidth.
-    pub const LINK_SIZES: [usize; 2] = [64 << 10, 32 << 20];
+    const LINK_SIZES: [usize; 2] = [64 << 10, 32 << 20];
     /// Sizes that storages of today's models have.
     pub const SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20];
 
@@ -75,6 +75,14 @@ impl CopyTable {
         let mut bed = Bed { engine: engines.engine(None)?, engines, device };
         let rates = sizes.iter().map(|&bytes| bed.rates(bytes)).collect::<Result<_, _>>()?;
         Ok(CopyTable { rates })
+    }
+
+    /// The link between `device` and its slow tier, measured now.
+    pub fn measured_link(engines: &Engines, device: Device) -> Result<Link, CopyProbeError> {
+        match device {
+            Device::Cpu => Ok(HostEngine::probe()),
+            device => Ok(Self::measure(engines, device, &Self::LINK_SIZES)?.link()),
+        }
     }
 
     /// The link that fits best: bandwidth and contention of the largest copies, and the time that the smallest take

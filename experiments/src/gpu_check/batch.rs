@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use plimsoll_runtime::Link;
 use serde::Serialize;
 
 use super::{BUDGET_SHARE, Bed, Findings, Request};
@@ -46,35 +47,31 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     train(bed, own, |workload| workload())?;
     let limit_bytes = (SHARE_LEFT * bed.on.session.device_counts().reserved_peak_bytes as f64) as u64;
     bed.limit_memory(limit_bytes)?;
-    let mut largest = |how: &'static str| -> anyhow::Result<i64> {
-        let mut tried = Ok(());
-        let found = largest_batch(own, |batch| {
-            let trained = bed.on.session.empty_device_cache().map_err(anyhow::Error::from).and_then(|()| match how {
-                "plain" => train(bed, batch, |iteration| iteration()),
-                _ => {
-                    let mut runtime = bed.runtime((BUDGET_SHARE * limit_bytes as f64) as u64, link)?;
-                    train(bed, batch, |iteration| {
-                        let _iteration = runtime.iteration();
-                        iteration()
-                    })
-                }
-            });
-            let (samples_per_s, failure) = match trained {
+    let budget = (BUDGET_SHARE * limit_bytes as f64) as u64;
+    let mut largest = |how: &'static str, budget: Option<(u64, Link)>| {
+        largest_batch(own, |batch| {
+            let (samples_per_s, failure) = match attempt(bed, batch, budget) {
                 Ok(samples_per_s) => (Some(samples_per_s), None),
                 Err(error) => (None, format!("{error:#}").lines().next().map(str::to_owned)),
             };
-            let trains = samples_per_s.is_some();
-            let written = findings.push("attempts", Attempt { how, batch, failure, samples_per_s });
-            if tried.is_ok() {
-                tried = written;
-            }
-            trains && !request.deadline.is_over()
-        });
-        tried.map(|()| found)
+            findings.push("attempts", Attempt { how, batch, failure, samples_per_s })?;
+            Ok(samples_per_s.is_some() && !request.deadline.is_over())
+        })
     };
-    let (plain, under_a_budget) = (largest("plain")?, largest("under a budget")?);
+    let (plain, under_a_budget) = (largest("plain", None)?, largest("under a budget", Some((budget, link)))?);
     let ratio = under_a_budget as f64 / plain as f64;
     findings.set("largest", Largest { limit_bytes, plain, under_a_budget, ratio })
+}
+
+/// Trains the loop with that batch, left alone or within a budget.
+fn attempt(bed: &Bed<'_>, batch: i64, budget: Option<(u64, Link)>) -> anyhow::Result<f64> {
+    bed.on.session.empty_device_cache()?;
+    let Some((bytes, link)) = budget else { return train(bed, batch, |iteration| iteration()) };
+    let mut runtime = bed.runtime(bytes, link)?;
+    train(bed, batch, |iteration| {
+        let _iteration = runtime.iteration();
+        iteration()
+    })
 }
 
 /// Trains the loop with that batch, each iteration through `around`. Samples per second of the last one.
@@ -95,21 +92,21 @@ fn train(
 }
 
 /// The largest batch that `trains`, from `own` on: doubled until one does not, then halved in between. Zero where none does.
-fn largest_batch(own: i64, mut trains: impl FnMut(i64) -> bool) -> i64 {
+fn largest_batch(own: i64, mut trains: impl FnMut(i64) -> anyhow::Result<bool>) -> anyhow::Result<i64> {
     let (mut most, mut too_many) = (0, own);
-    while too_many <= TIMES_MAX * own && trains(too_many) {
+    while too_many <= TIMES_MAX * own && trains(too_many)? {
         (most, too_many) = (too_many, 2 * too_many);
     }
     let grain = (own / GRAIN).max(1);
     while too_many - most > grain {
         let between = most + (too_many - most) / 2;
-        if trains(between) {
+        if trains(between)? {
             most = between;
         } else {
             too_many = between;
         }
     }
-    most
+    Ok(most)
 }
 
 #[cfg(test)]
@@ -122,8 +119,9 @@ mod tests {
             let mut tried = 0;
             let found = largest_batch(own, |batch| {
                 tried += 1;
-                batch <= fits
-            });
+                Ok(batch <= fits)
+            })
+            .unwrap();
             let grain = (own / GRAIN).max(1);
             assert!(found <= fits && fits.min(TIMES_MAX * own) - found <= grain, "{own}, {fits}: {found}");
             assert!(tried < 12, "{own}, {fits}: {tried} tried");

@@ -1,5 +1,6 @@
 //! One point: what policies and searches make of it, and the best plan that is known.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -234,12 +235,8 @@ impl Contest<'_> {
         let problem = field.point.instance.problem();
         let best_baseline = field.best();
         let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
-        let pace = Pace::of(problem, &seed, None);
-        let limits = |pace: &Pace, time| match self.search_plans {
-            Some(plans) => Limits { seed: self.seed, ..Limits::evaluations(plans) },
-            None => pace.limits(time, self.seed),
-        };
-        let searched = |starts: &[Plan]| search_for(problem, starts, limits(&pace, self.planner_time));
+        let pace = LazyCell::new(|| Pace::of(problem, &seed, None));
+        let searched = |starts: &[Plan]| search_for(problem, starts, self.limits(|| &pace, self.planner_time));
         let mut plans: Vec<Made> = Vec::new();
         for contestant in self.contestants {
             let by = contestant.policy.decides();
@@ -247,8 +244,8 @@ impl Contest<'_> {
             let alone = Made::of(way_of(&contestant.name, ALONE), timed(|| decoded_by(contestant.make().as_mut())));
             // Its search has a guide and several starts: other moves, which take other times.
             let starts: Vec<Plan> = [&alone.planned.plan].into_iter().chain(&seed).cloned().collect();
-            let pace = Pace::of(problem, &starts, contestant.policy.learned().as_ref());
-            let planner = self.planner(contestant, field, alone.time, |time| limits(&pace, time));
+            let pace = LazyCell::new(|| Pace::of(problem, &starts, contestant.policy.learned().as_ref()));
+            let planner = self.planner(contestant, field, alone.time, |time| self.limits(|| &pace, time));
             plans.push(alone);
             if let Chosen::Learned { .. } = contestant.policy {
                 let unasked = || decoded_by(&mut Unasked(contestant.make()));
@@ -300,6 +297,14 @@ impl Contest<'_> {
             asked += 1;
         }
         Planner { decodes, portfolio: &whole[..asked], limits: limits(self.planner_time.saturating_sub(spent)) }
+    }
+
+    /// What a search may take. Its pace is asked for only where time limits it, not a number of plans.
+    fn limits<'p>(&self, pace: impl FnOnce() -> &'p Pace, time: Duration) -> Limits {
+        match self.search_plans {
+            Some(plans) => Limits { seed: self.seed, ..Limits::evaluations(plans) },
+            None => pace().limits(time, self.seed),
+        }
     }
 
     /// Looks for a better reference, unless an earlier call did.

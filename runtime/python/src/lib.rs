@@ -78,8 +78,8 @@ impl Runtime {
                 torch::Session::install_on(place).map_err(runtime_error)?;
                 let limit_bytes = limit_bytes.unwrap_or(PAGE_LOCKED_LIMIT_BYTES);
                 let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
-                let copies = CopyTable::measure(&engines, place, &CopyTable::LINK_SIZES).map_err(runtime_error)?;
-                builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(copies.link())
+                let link = CopyTable::measured_link(&engines, place).map_err(runtime_error)?;
+                builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link)
             }
         };
         if log_events {

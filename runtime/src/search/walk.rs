@@ -26,7 +26,7 @@ const REGION_INTERVAL: u64 = 150;
 const WATCH_INTERVAL: u64 = 64;
 /// The share of moves that graft, where there are donors.
 const GRAFTS: f32 = 0.3;
-/// The share of the operators, in percent, that one graft stays below.
+/// The share of the windows, in percent, that one graft looks at.
 const GRAFT_PERCENT: usize = 8;
 
 const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::copy::CopyEngine;
-use super::driver::{Driver, Open, Record, Shared, Wanted};
+use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
 use super::program::{Known, Program, Scheduled};
 use super::reactive::Reactive;
 use super::recording::{RecordedIteration, retime};
@@ -65,9 +65,7 @@ impl Executor {
     pub fn iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<(R, IterationReport), SessionError> {
         let act = !std::mem::take(&mut self.watch_next);
         let wanted = Wanted { act, bound_only: true, record: if act { Record::Nothing } else { Record::Times } };
-        let open = Open::begin(self.session, &self.shared, Some(0), wanted, u64::MAX)?;
-        let result = body();
-        let ended = open.close()?;
+        let (result, ended) = self.run(wanted, body)?;
         self.watched.extend(ended.recorded);
         Ok((result, ended.report))
     }
@@ -75,11 +73,15 @@ impl Executor {
     /// Runs one iteration by plan, as [`Executor::iteration`] does, and tells when operators ran.
     pub fn timed_iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<TimedIteration<R>, SessionError> {
         let wanted = Wanted { act: true, bound_only: true, record: Record::Times };
-        let open = Open::begin(self.session, &self.shared, Some(0), wanted, u64::MAX)?;
-        let result = body();
-        let ended = open.close()?;
+        let (result, ended) = self.run(wanted, body)?;
         let operators = ended.recorded.map_or(Vec::new(), |recorded| recorded.times().collect());
         Ok(TimedIteration { result, report: ended.report, operators })
+    }
+
+    fn run<R>(&self, wanted: Wanted, body: impl FnOnce() -> R) -> Result<(R, Ended), SessionError> {
+        let open = Open::begin(self.session, &self.shared, Some(0), wanted, u64::MAX)?;
+        let result = body();
+        Ok((result, open.close()?))
     }
 
     /// Most bytes that the slow tier has held.

@@ -26,7 +26,7 @@ enum Eligible {
     /// Gradients, too.
     GradientsToo,
     /// What somebody waits for who still waits for something else.
-    AwaitedToo,
+    Awaited,
 }
 
 /// Who decides under pressure, and what the decisions go by.
@@ -121,7 +121,7 @@ impl Residency {
         if self.discard_oldest_copy()? {
             return Ok(true);
         }
-        for eligible in [Eligible::Idle, Eligible::GradientsToo, Eligible::AwaitedToo] {
+        for eligible in [Eligible::Idle, Eligible::GradientsToo, Eligible::Awaited] {
             if let Some((entry, action)) = self.choose(deficit_bytes - under_way, eligible) {
                 // A failure is remembered, so that it is not chosen again.
                 match action {
@@ -241,7 +241,7 @@ impl Residency {
         candidates.clear();
         let is_idle = |live: &Live| {
             live.users == 0
-                && (live.awaited > 0) == (eligible == Eligible::AwaitedToo)
+                && (live.awaited > 0) == (eligible == Eligible::Awaited)
                 && !live.is_fresh
                 && live.locked.is_none()
                 && live.bytes >= EVICTION_FLOOR_BYTES
@@ -251,7 +251,7 @@ impl Residency {
         let now_ns = self.now_ns();
         entries.retain(|&entry| {
             let row = WindowId(candidates.len() as u32);
-            let candidate = self.candidate(entry, row, now_ns, eligible != Eligible::Idle);
+            let candidate = self.candidate(entry, row, now_ns, eligible);
             let lawful = candidate.can_swap || candidate.can_recompute;
             if lawful {
                 candidates.push(candidate);
@@ -262,10 +262,10 @@ impl Residency {
         self.reactive.candidates = candidates;
     }
 
-    fn candidate(&mut self, entry: Entry, window: WindowId, now_ns: u64, drops_gradients: bool) -> Candidate {
+    fn candidate(&mut self, entry: Entry, window: WindowId, now_ns: u64, eligible: Eligible) -> Candidate {
         let live = self.get(entry).expect("found in the table");
         let (bytes, version) = (live.bytes, live.version);
-        let may_drop = drops_gradients || !live.is_gradient;
+        let may_drop = eligible != Eligible::Idle || !live.is_gradient;
         let staleness_ns = now_ns - live.last_use_ns.min(now_ns);
         let ActionSet { swap, recompute } = self.reactive.actions;
         let link = &self.reactive.link;

@@ -57,7 +57,7 @@ pub(crate) struct Live {
     pub(crate) awaited: u32,
     /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
     pub(crate) is_fresh: bool,
-    /// Made by the backward pass.
+    /// Made by the backward pass, and not known to be a root.
     pub(crate) is_gradient: bool,
     pub(crate) last_use_ns: u64,
 }
@@ -531,10 +531,8 @@ impl Residency {
     ) -> Result<Option<MakerId>, Fault> {
         self.end_writes(written);
         let is_fresh = operator.accesses().is_empty();
-        let is_gradient = !operator.created().is_empty() && shim::phase() == Phase::Backward;
         for created in operator.created() {
-            let live = self.known(created.entry, created.bytes, created.locked());
-            (live.is_fresh, live.is_gradient) = (is_fresh, is_gradient);
+            self.known(created.entry, created.bytes, created.locked()).is_fresh = is_fresh;
         }
         let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
         let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));
@@ -550,7 +548,9 @@ impl Residency {
                 made.push(self.version_of(access.entry)?);
             }
         }
+        let is_gradient = shim::phase() == Phase::Backward;
         for created in operator.created() {
+            self.live_mut(created.entry)?.is_gradient = is_gradient;
             made.push(self.version_of(created.entry)?);
         }
         self.take_custody()?;

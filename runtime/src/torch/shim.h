@@ -79,8 +79,8 @@ int32_t plimsoll_set_device_share(double share);
 int32_t plimsoll_empty_device_cache(void);
 // Whether operators that are asked for times are also timed by a device that works through its operators later.
 void plimsoll_time_on_device(int32_t on);
-// Those times, in ns, since the last call: of each operator, and of the pause before it, the first since the switch. Waits for the device. `count`
-// says how many there are, of which at most `capacity` are written.
+// Those times, in ns, since the last call: of each operator, and of the pause before it, the first since the switch. Waits
+// for the device. `count` says how many there are, of which at most `capacity` are written.
 int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t capacity, size_t* count);
 // What the operator that this thread runs is for: PlimsollPhase. Few need to know.
 uint32_t plimsoll_phase(void);

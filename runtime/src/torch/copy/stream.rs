@@ -87,14 +87,15 @@ impl Driver {
 
     /// A mark behind all that is queued in `stream`.
     fn mark(&self, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
-        let event = RecordedEvent::create(&self.device)?;
-        self.device.record_event(event.id, stream)?;
-        Ok(event)
+        self.put(RecordedEvent::create(&self.device)?, stream)
     }
 
     /// The same, which tells when it was reached.
     fn timed_mark(&self, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
-        let event = RecordedEvent::create_timed(&self.device)?;
+        self.put(RecordedEvent::create_timed(&self.device)?, stream)
+    }
+
+    fn put(&self, event: Arc<RecordedEvent>, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
         self.device.record_event(event.id, stream)?;
         Ok(event)
     }
