@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo policies test fuzz lint libtorch tools gpu-bundle
+.PHONY: demo policies test fuzz lint libtorch tools gpu-bundle gpu-rehearsal
 
 # A LIBTORCH that is set but empty would hide ours from cargo.
 ifeq ($(strip $(LIBTORCH)),)
@@ -8,6 +8,7 @@ unexport LIBTORCH
 endif
 
 PLIMSOLL := target/debug/plimsoll
+USED_LIBTORCH := $(or $(strip $(LIBTORCH)),$(CURDIR)/.libtorch/torch)
 
 # For both model families: records loops, trains a policy, and compares it with the baselines on the real loops.
 # Everything it makes stands in demo/; `tensorboard --logdir demo/runs` shows the comparison.
@@ -56,6 +57,20 @@ fuzz: libtorch
 gpu-bundle: libtorch
 	cargo build -p plimsoll-experiments
 	sh experiments/gpu-bundle.sh $(PLIMSOLL) target/plimsoll-gpu.tar.xz
+
+# The same check without a GPU, at full size: on a device that computes nothing and copies nothing, and takes as long for it as
+# MACHINE would by its data sheet (tests/stand_in/). Bits say nothing there.
+MACHINE ?= h200
+MINUTES ?= 30
+gpu-rehearsal: libtorch tools
+	cargo build
+	$(MAKE) --no-print-directory -f tests/stand_in/Makefile LIBTORCH=$(USED_LIBTORCH) OUT=$(CURDIR)/target/stand-in
+	@mkdir -p target/rehearsal
+	LD_PRELOAD=$(CURDIR)/target/stand-in/paced/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
+	    STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=141000000000 \
+	    PYTHONPATH=$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python \
+	    $(PLIMSOLL) gpu-check --out target/rehearsal --minutes $(MINUTES) $(PARTS:%=--part %) \
+	    $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
 
 lint: libtorch
 	cargo fmt --check

@@ -15,7 +15,7 @@ use crate::results::write_json;
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
 pub const RECORDED_ON: &str = "recorded-on.json";
-/// Devices whose times a roofline of this machine explains.
+/// The device whose times a roofline of this machine explains.
 const PROJECTABLE: &str = "cpu";
 
 /// The machine whose times a trace shall have.
@@ -65,19 +65,14 @@ impl Machine {
         }
     }
 
-    /// `trace` with the times of this machine.
-    pub fn project(&self, trace: &Trace, recorded_on: &Roofline) -> anyhow::Result<Trace> {
-        let Machine::Profiled(profile) = self else { return Ok(trace.clone()) };
-        if trace.device != PROJECTABLE {
-            bail!(
-                "{} has the times of {}: only times that were measured on this machine ({PROJECTABLE}) are projected to \
-                 {}",
-                trace.workload,
-                trace.device,
-                profile.name
-            );
+    /// `trace` with the times of this machine. What was recorded on an accelerator has an accelerator's times, and keeps them.
+    pub fn project(&self, trace: &Trace, recorded_on: &Roofline) -> Trace {
+        match self {
+            Machine::Profiled(profile) if trace.device == PROJECTABLE => {
+                profile.project(trace, recorded_on, Precision::F32).expect("a profile always has a value for f32")
+            }
+            Machine::Profiled(_) | Machine::AsRecorded => trace.clone(),
         }
-        Ok(profile.project(trace, recorded_on, Precision::F32).expect("a profile always has a value for f32"))
     }
 }
 

@@ -29,12 +29,25 @@ impl StandIn {
         Some(StandIn { folder: folder.to_owned() })
     }
 
-    /// What puts the device before a program; what it draws is drawn from `seed`.
-    pub fn environment(&self, seed: u64) -> [(&'static str, OsString); 3] {
-        [
-            ("LD_PRELOAD", self.folder.join("libcudart.so.13").into()),
-            ("LD_LIBRARY_PATH", self.folder.clone().into()),
-            ("STAND_IN_SEED", seed.to_string().into()),
-        ]
+    /// What puts a late device before a program; what it draws is drawn from `seed`.
+    pub fn late(&self, seed: u64) -> Vec<(&'static str, OsString)> {
+        self.environment("late", [("STAND_IN_SEED", seed.to_string())])
+    }
+
+    /// What puts a paced device before a program: one of so much memory, and of the pace of `machine`, a file in
+    /// `configs/hardware/`.
+    pub fn paced(&self, machine: &str, bytes: u64) -> Vec<(&'static str, OsString)> {
+        let machine = format!("{}/../configs/hardware/{machine}.toml", env!("CARGO_MANIFEST_DIR"));
+        self.environment("paced", [("STAND_IN_MACHINE", machine), ("STAND_IN_BYTES", bytes.to_string())])
+    }
+
+    fn environment<const N: usize>(
+        &self,
+        form: &str,
+        settings: [(&'static str, String); N],
+    ) -> Vec<(&'static str, OsString)> {
+        let runtime = self.folder.join(form).join("libcudart.so.13");
+        let libraries = [("LD_PRELOAD", runtime.into()), ("LD_LIBRARY_PATH", self.folder.clone().into())];
+        libraries.into_iter().chain(settings.map(|(name, value)| (name, value.into()))).collect()
     }
 }

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <cstdio>
 
 namespace {
 
@@ -39,7 +39,7 @@ CUresult cuDeviceGet(CUdevice* found, int ordinal) {
   return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 CUresult cuDeviceGetName(char* text, int size, CUdevice) {
-  std::strncpy(text, "stand-in", size);
+  std::snprintf(text, size, "%s", stand_in::device_name().c_str());
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) { return gives(bytes, stand_in::total_bytes()); }
@@ -110,7 +110,7 @@ CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t offset, CUmemGenericAl
 }
 CUresult cuMemSetAccess(CUdeviceptr start, size_t bytes, const CUmemAccessDesc*, size_t) {
   if (mprotect(at(start), bytes, PROT_READ | PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
-  std::memset(at(start), 0xA5, bytes);
+  stand_in::spoil(at(start), bytes);
   return CUDA_SUCCESS;
 }
 CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {

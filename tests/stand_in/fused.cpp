@@ -1,9 +1,7 @@
 // What libtorch does in one kernel on a GPU alone: attention, and cuDNN's batch-norm. What such a kernel keeps for its
 // backward pass is kept here, too, and looked at there. Of cuDNN's recurrent layers nothing is here: libtorch asks cuDNN
 // itself how they lie, before it calls an operator.
-#include "kernels.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "processor.h"
 
 #include <cmath>
 
@@ -121,7 +119,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor& input, cons
 
 }  // namespace
 
-std::vector<std::pair<c10::OperatorName, c10::KernelFunction>> fused_kernels() {
+std::vector<std::pair<c10::OperatorName, c10::KernelFunction>> own_kernels() {
   std::vector<std::pair<c10::OperatorName, c10::KernelFunction>> kernels;
   auto add = [&](const char* name, auto function) {
     kernels.emplace_back(c10::OperatorName(name, ""), c10::KernelFunction::makeFromUnboxedRuntimeFunction(function));

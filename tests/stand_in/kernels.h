@@ -1,39 +1,28 @@
-// The processor's kernels, for tensors of the stand-in device.
+// Puts kernels in the place of libtorch's own: those of processor.cpp on a late device, those of paper.cpp on a paced one.
 #pragma once
 
 #include <ATen/ATen.h>
 #include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/operator_name.h>
+#include <ATen/core/stack.h>
 
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 namespace stand_in {
 
-// The device, as libtorch has it.
+struct Stream;
+
+// The device, as libtorch has it, and its current stream.
 c10::Device there();
-// Does all that the current stream was asked for: what every kernel begins with.
-void finish_current_stream();
+Stream* current_stream();
 
-// The tensors of one call, as the processor sees them: the same bytes.
-class Twins {
- public:
-  at::Tensor of(const at::Tensor& tensor);
-  std::optional<at::Tensor> of(const std::optional<at::Tensor>& tensor);
-  // What a kernel made, on the device: an argument, a view of one, or a copy.
-  at::Tensor back(const at::Tensor& found);
-  // Arguments that a kernel has made larger become so on the device.
-  void resize_back();
-  // What a kernel wrote to an argument is there when the stream comes to it.
-  void written(const at::Tensor& argument);
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
-  std::unordered_map<c10::StorageImpl*, c10::Storage> twins_, originals_;
-  std::unordered_set<c10::StorageImpl*> written_;
-};
+// What stands for the CUDA kernel of an operator, and of which operators it does.
+void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+bool can_run(const c10::OperatorHandle& op);
+// Kernels of operators that have one of their own.
+std::vector<std::pair<c10::OperatorName, c10::KernelFunction>> own_kernels();
 
 // Where a generator of the device stands: what a kernel draws from.
 struct Place {
@@ -44,7 +33,21 @@ struct Place {
   at::Generator generator() const;
 };
 
-// Kernels that libtorch has for CUDA alone, by operator.
-std::vector<std::pair<c10::OperatorName, c10::KernelFunction>> fused_kernels();
+// Changes the tensors in an argument or a result.
+template <class Change>
+void change_tensors(c10::IValue& value, Change change) {
+  if (value.isTensor()) {
+    value = change(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> changed;
+    for (const at::Tensor& tensor : value.toTensorVector()) changed.push_back(change(tensor));
+    value = changed;
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> changed;
+    for (const auto& tensor : value.toOptionalTensorVector())
+      changed.push_back(tensor ? std::optional(change(*tensor)) : std::nullopt);
+    value = changed;
+  }
+}
 
 }  // namespace stand_in

@@ -12,9 +12,10 @@ done | awk '{ print $NF }' | sort -u > "$wanted"
 printf '%s\n' cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle \
     cuMemGetAllocationPropertiesFromHandle cuMemsetD32Async cuStreamWriteValue32 >> "$wanted"
 
-# A library of the functions that are wanted and begin with, or have a version like, $3, and of the objects that follow.
+# The library $1 of version $2: of the functions that are wanted and begin with, or have a version like, $3, and of the objects
+# that follow.
 library() {
-    name=$1 version=$2 pattern=$3
+    name=$(basename "$1") path=$out/$1 version=$2 pattern=$3
     shift 3
     { [ $# -eq 0 ] || nm --defined-only "$@"; } | awk '$2 == "T" { print $3 }' | sort > "$out/there"
     echo "$version { global: *; };" > "$out/map"
@@ -25,16 +26,19 @@ library() {
         [ "$name" != libcudnn.so.9 ] || echo 'size_t cudnnGetVersion(void) { return 91000; }'
         grep -E "$pattern" "$wanted" | sed 's/@.*//' | grep -v '^cudnnGetVersion$' | sort -u |
             comm -23 - "$out/there" | sed 's/.*/WANTED(&)/'
-    } | ${CXX:-c++} -shared -fPIC -w -x c - -x none "$@" -o "$out/$name" -Wl,-soname,"$name" -Wl,--version-script,"$out/map"
+    } | ${CXX:-c++} -shared -fPIC -w -x c - -x none "$@" -o "$path" -Wl,-soname,"$name" -Wl,--version-script,"$out/map"
 }
 
-library libcudart.so.13 libcudart.so.13 '@libcudart.so.13$|^cu[A-Z]' "$out/device.o" "$out/runtime.o" "$out/driver.o"
+for form in late paced; do
+    mkdir -p "$out/$form"
+    library $form/libcudart.so.13 libcudart.so.13 '@libcudart.so.13$|^cu[A-Z]' \
+        "$out/device.o" "$out/$form.o" "$out/runtime.o" "$out/driver.o"
+done
 for name in libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcusparse.so.12 libcurand.so.10 libcufile.so.0; do
     library "$name" "$name" "@$name\$"
 done
 library libcusparseLt.so.0 libcusparseLt.so.0 '^cusparseLt'
 library libnccl.so.2 libnccl.so.2 '^nccl'
 library libnvshmem_host.so.3 NVSHMEM '^nvshmem'
-# The driver's functions stand beside the runtime's.
-${CXX:-c++} -shared -o "$out/libcuda.so.1" -Wl,-soname,libcuda.so.1 -Wl,--no-as-needed "$out/libcudart.so.13" \
-    -Wl,-rpath,'$ORIGIN'
+# The driver's functions stand beside the runtime's, of whichever form has been loaded before.
+${CXX:-c++} -shared -o "$out/libcuda.so.1" -Wl,-soname,libcuda.so.1 -Wl,--no-as-needed "$out/late/libcudart.so.13"

@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <cstring>
+#include <cstdio>
 #include <string>
 #include <unordered_map>
 
@@ -50,15 +50,14 @@ cudaError_t cudaRuntimeGetVersion(int* version) { return gives(version, CUDART_V
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return gives(can, 0); }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return gives(value, 0); }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int) {
-  std::strncpy(text, "0000:00:00.0", size);
+  std::snprintf(text, size, "%s", "0000:00:00.0");
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int) {
-  // Of an A100, by and large: cuDNN's attention is for later ones.
   *found = {};
-  std::strcpy(found->name, "stand-in");
+  std::snprintf(found->name, sizeof found->name, "%s", stand_in::device_name().c_str());
   found->totalGlobalMem = stand_in::total_bytes();
-  found->major = 8;
+  found->major = stand_in::compute_capability();
   found->warpSize = 32;
   found->multiProcessorCount = 108;
   found->maxThreadsPerBlock = 1024;
@@ -79,7 +78,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-  stand_in::count_wait();
+  ++stand_in::counts().waits;
   stand_in::finish_all();
   return cudaSuccess;
 }
@@ -136,7 +135,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  stand_in::count_wait();
+  ++stand_in::counts().waits;
   stand_in::copy(to, from, bytes, nullptr);
   stand_in::finish(nullptr);
   return cudaSuccess;
@@ -161,7 +160,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return stand_in::is_done(of(stream)) ? cudaSuccess : cudaErrorNotReady; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  stand_in::count_wait();
+  ++stand_in::counts().waits;
   stand_in::finish(of(stream));
   return cudaSuccess;
 }
@@ -187,7 +186,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) { return cudaEventRecord(event, stream); }
 cudaError_t cudaEventQuery(cudaEvent_t event) { return stand_in::is_reached(of(event)) ? cudaSuccess : cudaErrorNotReady; }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  stand_in::count_wait();
+  ++stand_in::counts().waits;
   stand_in::reach(of(event));
   return cudaSuccess;
 }

@@ -51,7 +51,7 @@ impl Ground {
         python.arg(root().join("tests/python_job.py")).args(flags.split_whitespace());
         python.env("PYTHONPATH", std::env::join_paths(&self.packages).unwrap()).env("GOMP_SPINCOUNT", "0");
         if let Some(stand_in) = &self.stand_in {
-            python.envs(stand_in.environment(0));
+            python.envs(stand_in.late(0));
         }
         let output = python.output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr);

@@ -267,7 +267,7 @@ fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) ->
     if !flags.only.is_empty() {
         recorded.traces.retain(|trace| flags.only.contains(&trace.workload));
     }
-    recorded.traces.iter().map(|trace| machine.project(trace, &recorded.recorded_on).map(Arc::new)).collect()
+    Ok(recorded.traces.iter().map(|trace| Arc::new(machine.project(trace, &recorded.recorded_on))).collect())
 }
 
 /// Lets everything plan at every point that says something.

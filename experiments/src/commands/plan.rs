@@ -142,7 +142,7 @@ fn load(arguments: &Arguments, machine: &Machine) -> anyhow::Result<Trace> {
         Machine::AsRecorded => Ok(trace),
         Machine::Profiled(_) => {
             let folder = arguments.trace.parent().unwrap_or(Path::new(""));
-            machine.project(&trace, &recorded_on(folder)?)
+            Ok(machine.project(&trace, &recorded_on(folder)?))
         }
     }
 }

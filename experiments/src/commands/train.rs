@@ -138,7 +138,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     course.pupil.save(&course.state)?;
     later.iter().try_for_each(|next| forget(&next.state))?;
     let material = Material::gather(&mut config, &arguments)?;
-    let worlds = Worlds::of(&config, &machines, &material)?;
+    let worlds = Worlds::of(&config, &machines, &material);
     let family = material.family()?;
     let interrupted = watch_for_interrupt()?;
     course.take(&worlds, &config, &interrupted)?;
@@ -437,19 +437,19 @@ struct Worlds {
 }
 
 impl Worlds {
-    fn of(config: &FamilyConfig, machines: &[(Machine, MachineRange)], material: &Material) -> anyhow::Result<Self> {
+    fn of(config: &FamilyConfig, machines: &[(Machine, MachineRange)], material: &Material) -> Self {
         let Recorded { traces, recorded_on } = &material.recorded;
         let (mut training, mut validation) = (Vec::new(), Vec::new());
         for (machine, range) in machines {
-            let project = |trace: &Arc<Trace>| machine.project(trace, recorded_on).map(Arc::new);
-            let mut trained = traces.iter().map(project).collect::<anyhow::Result<Vec<_>>>()?;
+            let mut trained: Vec<_> =
+                traces.iter().map(|trace| Arc::new(machine.project(trace, recorded_on))).collect();
             let validated = trained.split_off(material.trained);
             // Without traces to validate by, other episodes of the same traces have to do.
             let validated = if validated.is_empty() { trained.clone() } else { validated };
             training.push(domain(config, machine, range, trained));
             validation.push(domain(config, machine, range, validated));
         }
-        Ok(Worlds { training: training.into(), validation: validation.into() })
+        Worlds { training: training.into(), validation: validation.into() }
     }
 }
 

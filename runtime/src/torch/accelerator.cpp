@@ -4,6 +4,7 @@
 #include "entries.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -247,6 +248,14 @@ DeviceClock& device_clock() {
   return *clock;
 }
 
+// What is evicted leaves holes between blocks that stay. Where segments cannot grow, such a hole is of use only to what fits
+// into it, and a device with room enough refuses large blocks. Whoever has set it is not overruled.
+void let_segments_expand() {
+  std::string settings = c10::CachingAllocator::getAllocatorSettings();
+  if (settings.find("expandable_segments") != std::string::npos) return;
+  c10::CachingAllocator::setAllocatorSettings(settings + (settings.empty() ? "" : ",") + "expandable_segments:True");
+}
+
 // A block of its own must be counted to the byte, and be gone when it is freed.
 void check_that_all_is_told() {
   constexpr size_t kBytes = 1000;
@@ -270,6 +279,7 @@ void install_accelerator(int32_t index) {
   auto* in_use = static_cast<std::atomic<caching::CUDAAllocator*>*>(symbol);
   native = in_use->load();
   TORCH_CHECK(native && native->initialized(), "libtorch's CUDA allocator is not in use yet");
+  let_segments_expand();
   device_index = static_cast<c10::DeviceIndex>(index);
   native_deleter = native->raw_deleter();
   native->attachAllocatorTraceTracker(&told);

@@ -1,0 +1,67 @@
+//! Models at their published sizes, on a CUDA device that computes nothing and copies nothing, and takes as long for it as an
+//! H200 would by its data sheet: what matters there only at such sizes. Bits say nothing here; see `cuda_on_a_stand_in.rs`.
+
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use plimsoll_tests::command::Bench;
+use plimsoll_tests::stand_in::StandIn;
+use serde_json::Value;
+
+/// The device; none where this libtorch has no CUDA half.
+static STAND_IN: LazyLock<Option<StandIn>> =
+    LazyLock::new(|| StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in")));
+
+/// Memory of an H200.
+const BYTES: u64 = 141_000_000_000;
+
+/// What a part of the check finds on a published model within that time; none where there is no device.
+fn check(part: &str, member: &str, within: Duration) -> Option<Value> {
+    let Some(stand_in) = &*STAND_IN else {
+        println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
+        return None;
+    };
+    let folder = format!("{}/full-size-{part}-{member}", env!("CARGO_TARGET_TMPDIR"));
+    let mut bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
+    for (variable, value) in stand_in.paced("h200", BYTES) {
+        bench.set(variable, value);
+    }
+    let until = (SystemTime::now() + within).duration_since(UNIX_EPOCH).unwrap().as_secs();
+    bench.succeed(&format!("gpu-check --device cuda --out . --part {part} --member {member} --until {until}"));
+    Some(bench.json(&format!("{part}-{member}.json")))
+}
+
+/// Longer than any check takes.
+const NO_LIMIT: Duration = Duration::from_secs(10_000);
+
+#[test]
+fn a_loop_that_runs_out_of_memory_finishes_within_three_quarters_of_it() {
+    let Some(found) = check("memory", "gpt2-medium", NO_LIMIT) else { return };
+    let plain = found["plain_loop_within_the_limit"].as_str().unwrap();
+    assert!(plain.contains("CUDA out of memory"), "{plain}");
+    let held = &found["under_budget"];
+    assert!(held["peak_bytes"].as_u64() <= held["budget_bytes"].as_u64(), "{held}");
+    assert!(held["reserved_peak_bytes"].as_u64() <= held["limit_bytes"].as_u64(), "{held}");
+}
+
+#[test]
+fn twice_the_batch_trains_within_the_same_memory() {
+    let Some(found) = check("batch", "gpt2-small", NO_LIMIT) else { return };
+    let [plain, under_a_budget] = ["plain", "under_a_budget"].map(|how| found["largest"][how].as_u64().unwrap());
+    assert!(plain >= 8 && under_a_budget >= 2 * plain, "{found}");
+}
+
+#[test]
+fn plans_are_followed_to_the_byte_and_the_host_never_waits() {
+    for member in ["gpt2-small", "resnet50"] {
+        let Some(found) = check("compare", member, Duration::from_secs(5)) else { return };
+        let points = found["points"].as_array().unwrap();
+        assert!(points.len() >= 3, "{found}");
+        for point in points {
+            assert_eq!((&point["peak_error_bytes"], &point["followed"]), (&0.into(), &true.into()), "{member}: {point}");
+            assert_eq!(point["host_waits_and_allocations"], serde_json::json!([0, 0]), "{member}: {point}");
+        }
+        assert!(found.get("failures").is_none(), "{found}");
+    }
+}
