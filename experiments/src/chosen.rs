@@ -20,9 +20,10 @@ pub struct PlannerFlags {
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub decodes: u64,
     /// Milliseconds that planning with a learned policy may take: more decodes, baselines, and search from the best of
-    /// them. 0: decodes alone, and baselines only where no decode holds the budget
-    #[arg(long, default_value_t = 200, value_name = "MS")]
-    pub search_ms: u64,
+    /// them. 0: decodes alone, and baselines only where no decode holds the budget [default: 200, or a fifth for each window
+    /// of the trace, where that is more]
+    #[arg(long, value_name = "MS")]
+    pub search_ms: Option<u64>,
     /// Plans that the search tries, in place of a limit of time: the same plan on every machine
     #[arg(long, conflicts_with = "search_ms", value_name = "N")]
     pub search_plans: Option<u64>,
@@ -34,10 +35,11 @@ pub struct PlannerFlags {
 impl PlannerFlags {
     /// What the flags ask for.
     pub fn planner(&self) -> Planner {
-        let limits = match self.search_plans {
-            Some(plans) => Limits::evaluations(plans),
-            None if self.search_ms == 0 => return Planner::decoding(self.decodes, self.search_seed),
-            None => Limits::wall(Duration::from_millis(self.search_ms)),
+        let limits = match (self.search_plans, self.search_ms) {
+            (Some(plans), _) => Limits::evaluations(plans),
+            (None, Some(0)) => return Planner::decoding(self.decodes, self.search_seed),
+            (None, Some(ms)) => Limits::wall(Duration::from_millis(ms)),
+            (None, None) => Planner::default().limits,
         };
         Planner { decodes: self.decodes, limits: Limits { seed: self.search_seed, ..limits }, ..Planner::default() }
     }

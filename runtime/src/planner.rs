@@ -111,17 +111,19 @@ pub const PORTFOLIO: [&str; 20] = [
     "heat",
 ];
 
+/// What planning takes where nobody limits it.
+pub const TIME: Duration = Duration::from_millis(200);
+/// … for each window of the trace, where there are more than a thousand.
+pub const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
+
 /// Shares of the budget that decodes are made for, beside the whole of it: what is left is room for prefetches, which no
 /// pressure point asks for, and without which operators wait for data.
 const BUDGET_SHARES: [f64; 4] = [0.97, 0.94, 0.9, 0.84];
 /// The share of the time after which no other decode is begun.
 pub const DECODES_SHARE: f64 = 0.2;
 
-/// The share of the time after which no other baseline is asked, `asked` having been. On a trace of many thousand operators,
-/// where a decode takes half of the time, the first few are of more use than the search that is left out for them.
-pub fn portfolio_share(asked: usize) -> f64 {
-    if asked < 3 { 1.0 } else { 0.5 }
-}
+/// The share of the time after which no other baseline is asked.
+pub const PORTFOLIO_SHARE: f64 = 0.5;
 
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///
@@ -135,14 +137,15 @@ pub struct Planner {
     /// Baselines whose plans compete, in this order. Where no plan fits, all of [`BASELINES`] are asked, whatever the time:
     /// a plan that fits is owed.
     pub portfolio: &'static [&'static str],
-    /// Of the search: its evaluations and its seed. `wall` limits all of planning.
+    /// Of the search: its evaluations and its seed. `wall` limits all of planning. Where neither is limited, planning takes
+    /// [`TIME`], or [`TIME_PER_WINDOW`] for each window of the trace where that is more.
     pub limits: Limits,
 }
 
 impl Default for Planner {
-    /// Eight decodes, the portfolio and search, within 200 ms.
+    /// Eight decodes, the portfolio and search, without a limit of one's own.
     fn default() -> Self {
-        Planner { decodes: 8, portfolio: &PORTFOLIO, limits: Limits::wall(Duration::from_millis(200)) }
+        Planner { decodes: 8, portfolio: &PORTFOLIO, limits: Limits::evaluations(u64::MAX) }
     }
 }
 
@@ -160,12 +163,19 @@ impl Planner {
         if problem.is_hopeless() {
             return Decided { planned: plan(problem, &mut KeepAll), by: KEEP_ALL };
         }
-        let mut planning = Planning::new(problem, self.limits, policy, started);
+        let limits = match self.limits {
+            Limits { evaluations: u64::MAX, wall: None, seed } => {
+                let windows = problem.lineage.windows().len() as u32;
+                Limits { seed, ..Limits::wall(TIME.max(TIME_PER_WINDOW * windows)) }
+            }
+            given => given,
+        };
+        let mut planning = Planning::new(problem, limits, policy, started);
         if let Some(policy) = policy {
             planning.decode(policy, self.decodes);
         }
         for name in self.portfolio {
-            if planning.is_over(portfolio_share(planning.asked.len())) {
+            if planning.is_over(PORTFOLIO_SHARE) {
                 break;
             }
             planning.ask(name);

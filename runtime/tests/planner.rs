@@ -31,11 +31,12 @@ fn planning_is_never_worse_than_a_decode_or_a_baseline_of_its_portfolio_and_tell
     let mut names = Vec::new();
     for_random_problems(80, 60, |seed, problem| {
         let policy = drawn_policy(seed);
+        let planner = |portfolio, evaluated| Planner { decodes: 3, portfolio, limits: evaluations(evaluated, seed) };
         for (planner, policy) in [
-            (Planner { decodes: 3, portfolio: &PORTFOLIO, limits: evaluations(100, seed) }, Some(&policy)),
-            (Planner { decodes: 3, portfolio: &PORTFOLIO, limits: evaluations(0, seed) }, Some(&policy)),
-            (Planner { decodes: 3, portfolio: &[], limits: evaluations(100, seed) }, Some(&policy)),
-            (Planner { decodes: 3, portfolio: &PORTFOLIO, limits: evaluations(100, seed) }, None),
+            (planner(&PORTFOLIO[..], 100), Some(&policy)),
+            (planner(&PORTFOLIO[..], 0), Some(&policy)),
+            (planner(&[], 100), Some(&policy)),
+            (planner(&PORTFOLIO[..], 100), None),
         ] {
             let decided = planner.plan(*problem, policy);
             assert_true(seed, problem, &decided);

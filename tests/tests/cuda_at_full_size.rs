@@ -59,7 +59,11 @@ fn plans_are_followed_to_the_byte_and_the_host_never_waits() {
         let points = found["points"].as_array().unwrap();
         assert!(points.len() >= 3, "{found}");
         for point in points {
-            assert_eq!((&point["peak_error_bytes"], &point["followed"]), (&0.into(), &true.into()), "{member}: {point}");
+            assert_eq!(
+                (&point["peak_error_bytes"], &point["followed"]),
+                (&0.into(), &true.into()),
+                "{member}: {point}"
+            );
             assert_eq!(point["host_waits_and_allocations"], serde_json::json!([0, 0]), "{member}: {point}");
         }
         assert!(found.get("failures").is_none(), "{found}");

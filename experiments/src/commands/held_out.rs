@@ -9,6 +9,7 @@ use clap::Args;
 use plimsoll_env::config::{FamilyConfig, Split};
 use plimsoll_runtime::Trace;
 use plimsoll_runtime::file::require_writable;
+use plimsoll_runtime::planner;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -155,7 +156,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     let contest = Contest {
         contestants: &contestants,
         decodes: request.planner.decodes,
-        planner_time: Duration::from_millis(request.planner.search_ms),
+        planner_time: request.planner.search_ms.map_or(planner::TIME, Duration::from_millis),
         search_plans: request.planner.search_plans,
         reference_time: Duration::try_from_secs_f64(flags.reference_seconds).context("--reference-seconds")?,
         known: known(&flags.known)?,

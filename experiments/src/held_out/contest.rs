@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::planner::{self, DECODES_SHARE, portfolio_share};
+use plimsoll_runtime::planner::{self, DECODES_SHARE, PORTFOLIO_SHARE};
 use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Choice, Decided, LearnedPolicy, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
@@ -282,7 +282,7 @@ impl Contest<'_> {
         // A baseline has one plan.
         let decodes_max = if let Chosen::Learned { .. } = contestant.policy { self.decodes } else { 0 };
         if self.search_plans.is_some() {
-            return Planner { decodes: decodes_max, portfolio: whole, limits: limits(Duration::ZERO) };
+            return Planner { decodes: decodes_max, limits: limits(Duration::ZERO), ..Planner::default() };
         }
         if self.planner_time.is_zero() {
             return Planner::decoding(decodes_max, self.seed);
@@ -292,7 +292,7 @@ impl Contest<'_> {
             spent += decode;
             decodes += 1;
         }
-        while asked < whole.len() && spent < self.planner_time.mul_f64(portfolio_share(asked)) {
+        while asked < whole.len() && spent < self.planner_time.mul_f64(PORTFOLIO_SHARE) {
             spent += field.time_of(whole[asked]).expect("every name in a portfolio is a baseline's");
             asked += 1;
         }

@@ -106,7 +106,7 @@ impl Policy for Home {
         let plan = Plan::keep_all(problem.lineage.windows().len());
         let random = SplitMix64::new(self.seed);
         let windows = useful_windows(problem);
-        let mut swarm = Swarm { problem, judge: Judge::new(*problem), windows, plan, random };
+        let mut swarm = Swarm { problem, judge: Judge::after_a_sweep(*problem), windows, plan, random };
         if swarm.windows.is_empty() {
             return swarm.plan;
         }

@@ -13,6 +13,9 @@ const OVER_BUDGET_PRICE: f64 = 3.0;
 /// … where that plan does not fit or costs next to nothing: this share of the keep-all makespan for the whole deficit.
 const LEAST_PRICE: f64 = 0.1;
 
+/// Windows are light that together hold no more than this part of what has to be evicted.
+const LIGHT_SHARE: u64 = 100;
+
 /// The order of plans: bytes over the budget first, then time.
 pub(crate) fn rank(prediction: &Prediction) -> (u64, u64) {
     (prediction.over_budget_bytes, prediction.makespan_ns)
@@ -31,27 +34,26 @@ pub(crate) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Begins with the better of plain keep-all and a sweep by price.
-    pub(crate) fn new(problem: Problem<'a>) -> Self {
+    /// Begins with the better of plain keep-all and `first`, which took so many runs of the timeline.
+    pub(crate) fn new(problem: Problem<'a>, first: Plan, evaluations: u64) -> Self {
         let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
         let best = Plan::keep_all(problem.lineage.windows().len());
-        let best_prediction = timeline.predict(&best, problem.budget_bytes);
-        let mut sweep = Sweep::new(problem, best.clone());
-        sweep.decide(&mut NoisyPrice::quiet());
+        let kept = timeline.predict(&best, problem.budget_bytes);
+        let evicted = timeline.predict(&first, problem.budget_bytes);
         let keep_all_ns = problem.lineage.keep_all_makespan_ns();
-        let (swept, least_ns) = (sweep.prediction(), LEAST_PRICE * keep_all_ns as f64);
-        let delay_ns = swept.makespan_ns.saturating_sub(keep_all_ns) as f64;
-        let deficit = best_prediction.over_budget_bytes.saturating_sub(swept.over_budget_bytes).max(1) as f64;
-        let mut judge = Judge {
-            problem,
-            timeline,
-            price: OVER_BUDGET_PRICE * delay_ns.max(least_ns) / deficit,
-            evaluations: 2 + sweep.decisions() as u64,
-            best,
-            best_prediction,
-        };
-        judge.note(sweep.plan(), &swept);
+        let delay_ns = evicted.makespan_ns.saturating_sub(keep_all_ns) as f64;
+        let deficit = kept.over_budget_bytes.saturating_sub(evicted.over_budget_bytes).max(1) as f64;
+        let price = OVER_BUDGET_PRICE * delay_ns.max(LEAST_PRICE * keep_all_ns as f64) / deficit;
+        let mut judge = Judge { problem, timeline, price, evaluations: 2 + evaluations, best, best_prediction: kept };
+        judge.note(&first, &evicted);
         judge
+    }
+
+    /// Begins with the better of plain keep-all and a sweep by price.
+    pub(crate) fn after_a_sweep(problem: Problem<'a>) -> Self {
+        let mut sweep = Sweep::new(problem, Plan::keep_all(problem.lineage.windows().len()));
+        sweep.decide(&mut NoisyPrice::quiet());
+        Judge::new(problem, sweep.plan().clone(), sweep.decisions() as u64)
     }
 
     pub(crate) fn predict(&mut self, plan: &Plan) -> Prediction {
@@ -139,6 +141,24 @@ impl Policy for NoisyPrice {
         }
         best.map(|(_, choice)| choice)
     }
+}
+
+/// `windows` without the smallest, which hold together less than a hundredth of the bytes that have to be evicted. Of a model
+/// of billions of bytes most windows are such: biases, masks, statistics.
+pub(crate) fn weighty_windows(problem: &Problem<'_>, mut windows: Vec<WindowId>) -> Vec<WindowId> {
+    let lineage = problem.lineage;
+    let bytes = |id: WindowId| problem.trace.storages[lineage.window(id).storage.index()].bytes;
+    let mut sizes: Vec<u64> = windows.iter().map(|&id| bytes(id)).collect();
+    sizes.sort_unstable();
+    let mut spared_bytes = lineage.keep_all_peak_bytes().saturating_sub(problem.budget_bytes) / LIGHT_SHARE;
+    let least_bytes = sizes.into_iter().find(|&bytes| {
+        let is_light = bytes <= spared_bytes;
+        spared_bytes -= bytes.min(spared_bytes);
+        !is_light
+    });
+    let least_bytes = least_bytes.unwrap_or(0);
+    windows.retain(|&id| bytes(id) >= least_bytes);
+    windows
 }
 
 /// Windows whose eviction can matter: those that span an operator where keep-all would exceed the budget, and that some

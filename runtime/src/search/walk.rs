@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use super::cost::{Judge, NoisyPrice, useful_windows};
+use super::alike::{Alike, evict_alike};
+use super::cost::{Judge, NoisyPrice, useful_windows, weighty_windows};
 use super::{Found, Improvement, Limits};
 use crate::learned::LearnedPolicy;
 use crate::lineage::WindowId;
@@ -22,6 +23,13 @@ const WINDOWS: f64 = 2000.0;
 const DESCENTS: u64 = 4;
 /// Moves between two that sweep a region anew. With a guide they are twice as many, every other one swept by it.
 const REGION_INTERVAL: u64 = 150;
+/// Moves between two at which windows that are alike are moved together, so many times, and the groups that are evicted at
+/// most for one that is kept.
+const ALIKE_INTERVAL: u64 = 149;
+const ALIKE_MOVES: usize = 30;
+const ALIKE_EVICTIONS_MAX: usize = 3;
+/// Windows that are guessed before all that are eligible are counted.
+const GUESSES: usize = 12;
 /// Moves between two looks at the clock.
 const WATCH_INTERVAL: u64 = 64;
 /// The share of moves that graft, where there are donors.
@@ -40,6 +48,7 @@ pub(super) struct Walk<'a> {
     judge: Judge<'a>,
     random: SplitMix64,
     useful: Vec<WindowId>,
+    alike: Alike,
     /// Per window: the previous and the next window of the same storage.
     siblings: Vec<[u32; 2]>,
     /// The plans that it starts from, where there are several: what they do in some stretch is worth a try.
@@ -64,7 +73,10 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(problem: Problem<'a>, limits: Limits, guide: Option<&LearnedPolicy>, started: Instant) -> Self {
-        let judge = Judge::new(problem);
+        let useful = weighty_windows(&problem, useful_windows(&problem));
+        let alike = Alike::of(&problem, &useful);
+        let (first, evaluations) = evict_alike(&problem, &alike);
+        let judge = Judge::new(problem, first, evaluations);
         let (plan, prediction) = judge.best();
         Walk {
             problem,
@@ -72,7 +84,8 @@ impl<'a> Walk<'a> {
             guide: guide.map(|guide| guide.with_seed(limits.seed)),
             started,
             random: SplitMix64::new(limits.seed),
-            useful: useful_windows(&problem),
+            useful,
+            alike,
             siblings: siblings(&problem),
             donors: Vec::new(),
             evicted_by: vec![0; problem.lineage.windows().len()],
@@ -94,6 +107,9 @@ impl<'a> Walk<'a> {
         if !self.useful.is_empty() {
             for start in starts {
                 self.start_from(start);
+            }
+            if starts.is_empty() && self.prediction.over_budget_bytes > 0 {
+                self.resweep_by_price(0.0);
             }
             if starts.len() > 1 {
                 self.take_donors(starts);
@@ -223,7 +239,9 @@ impl<'a> Walk<'a> {
             if self.astray {
                 self.stand();
             }
-            if moves.is_multiple_of(region_interval) {
+            if moves.is_multiple_of(ALIKE_INTERVAL) {
+                self.move_alike(temperature);
+            } else if moves.is_multiple_of(region_interval) {
                 self.move_region(temperature);
             } else if let Some(after) = self.propose() {
                 self.settle(after, temperature);
@@ -351,7 +369,7 @@ impl<'a> Walk<'a> {
                 break;
             }
             let helps = |walk: &Self, id: WindowId| id != out && walk.is_kept(id) && walk.spans(id, peak);
-            let enough = self.draw_some::<2>(|walk, id| helps(walk, id) && walk.bytes(id) >= missing);
+            let enough = [(); 2].map(|()| self.draw(|walk, id| helps(walk, id) && walk.bytes(id) >= missing));
             let enough = enough.into_iter().flatten().max_by_key(|id| self.evicted_by[id.index()]);
             let Some(into) = enough.or_else(|| self.draw(helps)) else { break };
             self.evict(into);
@@ -376,12 +394,17 @@ impl<'a> Walk<'a> {
     /// Swaps what is recomputed, or the other way round.
     fn other_eviction(&mut self) -> bool {
         let Some(id) = self.draw(Self::is_evicted) else { return false };
-        let other = if self.plan.action(id) == Action::Swap { Action::Recompute } else { Action::Swap };
+        let other = self.other_way(id);
         if !self.problem.allows(id, other) {
             return false;
         }
         self.change(id, other);
         true
+    }
+
+    /// The other way to evict a window that is evicted.
+    fn other_way(&self, id: WindowId) -> Action {
+        if self.plan.action(id) == Action::Swap { Action::Recompute } else { Action::Swap }
     }
 
     fn keep_one(&mut self) -> bool {
@@ -399,17 +422,18 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// One of the useful windows that are `eligible`.
+    /// One of the useful windows that are `eligible`, each as likely as the others.
     fn draw(&mut self, eligible: impl Fn(&Self, WindowId) -> bool) -> Option<WindowId> {
-        self.draw_some(eligible).map(|[drawn]| drawn)
-    }
-
-    /// So many of them, one perhaps twice.
-    fn draw_some<const N: usize>(&mut self, eligible: impl Fn(&Self, WindowId) -> bool) -> Option<[WindowId; N]> {
+        for _ in 0..GUESSES {
+            let id = self.useful[self.random.below(self.useful.len())];
+            if eligible(self, id) {
+                return Some(id);
+            }
+        }
         let mut drawn = std::mem::take(&mut self.drawn);
         drawn.clear();
         drawn.extend(self.useful.iter().copied().filter(|&id| eligible(self, id)));
-        let found = (!drawn.is_empty()).then(|| std::array::from_fn(|_| drawn[self.random.below(drawn.len())]));
+        let found = (!drawn.is_empty()).then(|| drawn[self.random.below(drawn.len())]);
         self.drawn = drawn;
         found
     }
@@ -437,6 +461,61 @@ impl<'a> Walk<'a> {
         let legal = || ACTIONS.into_iter().filter(|&action| wanted(action) && problem.allows(id, action));
         let count = legal().count();
         (count > 0).then(|| self.random.below(count)).and_then(|drawn| legal().nth(drawn))
+    }
+
+    /// Makes some moves of windows that are alike. Each changes so many that it is predicted as a whole plan.
+    fn move_alike(&mut self, temperature: f64) {
+        for _ in 0..ALIKE_MOVES {
+            let before = self.judge.best().1;
+            let proposed = self.exchange_alike();
+            self.take_down(before);
+            match proposed {
+                Some(after)
+                    if self.accepts(self.judge.cost(&self.prediction), self.judge.cost(&after), temperature) =>
+                {
+                    self.prediction = after;
+                    self.changed.clear();
+                }
+                _ => self.take_back(),
+            }
+        }
+        self.astray = true;
+    }
+
+    /// Keeps a stretch of evicted windows that are alike, or evicts them in the other way, and evicts others that are alike
+    /// where bytes are missing for that.
+    fn exchange_alike(&mut self) -> Option<Prediction> {
+        let out = self.draw(Self::is_evicted)?;
+        let action = if self.random.below(4) > 0 { Action::Keep } else { self.other_way(out) };
+        if !self.problem.allows(out, action) {
+            return None;
+        }
+        self.change_alike(out, action, Self::is_evicted);
+        let mut after = self.judge.predict(&self.plan);
+        for _ in 0..ALIKE_EVICTIONS_MAX {
+            if after.over_budget_bytes == 0 {
+                break;
+            }
+            let peak = after.peak_operator;
+            let into = self.draw(|walk, id| walk.is_kept(id) && walk.spans(id, peak))?;
+            let action = self.draw_action(into, |action| action != Action::Keep)?;
+            self.change_alike(into, action, Self::is_kept);
+            after = self.judge.predict(&self.plan);
+        }
+        Some(after)
+    }
+
+    /// Gives `action` to a stretch of the windows that are like `id`, itself among them, as far as they are `eligible`.
+    fn change_alike(&mut self, id: WindowId, action: Action, eligible: impl Fn(&Self, WindowId) -> bool) {
+        let (group, place) = self.alike.group(id);
+        let length = 1 + self.random.below(group.len());
+        let first = place.saturating_sub(self.random.below(length)).min(group.len() - length);
+        for position in first..first + length {
+            let id = self.alike.group(id).0[position];
+            if eligible(self, id) {
+                self.change(id, action);
+            }
+        }
     }
 
     /// Frees a stretch of the iteration and sweeps it anew, with other preferences.
