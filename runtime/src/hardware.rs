@@ -34,6 +34,9 @@ pub struct Link {
     pub prefetch_bytes_per_s: f64,
     /// Time that every copy takes beside its bytes.
     pub latency_ns: u64,
+    /// Time that every storage takes beside its bytes, in a slab too: what a device takes that copies each by itself.
+    #[serde(default)]
+    pub each_ns: u64,
     /// Compute time that every copied byte costs, because copies and kernels share cores or memory.
     pub contention_ns_per_byte: f64,
 }
@@ -42,7 +45,7 @@ impl Link {
     /// A link of the same bandwidth both ways, which takes nothing from compute.
     pub fn symmetric(bytes_per_s: f64, latency_ns: u64) -> Self {
         let [offload_bytes_per_s, prefetch_bytes_per_s] = [bytes_per_s; 2];
-        Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns, contention_ns_per_byte: 0.0 }
+        Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns, each_ns: 0, contention_ns_per_byte: 0.0 }
     }
 
     /// Compute time that a copy of `bytes` costs.
@@ -52,15 +55,26 @@ impl Link {
 
     /// Time of one offload.
     pub fn offload_ns(&self, bytes: u64) -> u64 {
-        self.latency_ns() + transfer_ns(bytes, self.offload_bytes_per_s)
+        self.latency_ns() + self.offload_transfer_ns(bytes)
+    }
+
+    /// … beside the latency.
+    pub fn offload_transfer_ns(&self, bytes: u64) -> u64 {
+        self.each_ns.min(COPY_NS_MAX) + transfer_ns(bytes, self.offload_bytes_per_s)
     }
 
     /// Time of one prefetch.
     pub fn prefetch_ns(&self, bytes: u64) -> u64 {
-        self.latency_ns() + transfer_ns(bytes, self.prefetch_bytes_per_s)
+        self.latency_ns() + self.prefetch_transfer_ns(bytes)
     }
 
-    fn latency_ns(&self) -> u64 {
+    /// … beside the latency.
+    pub fn prefetch_transfer_ns(&self, bytes: u64) -> u64 {
+        self.each_ns.min(COPY_NS_MAX) + transfer_ns(bytes, self.prefetch_bytes_per_s)
+    }
+
+    /// Time of a copy beside what its storages take.
+    pub fn latency_ns(&self) -> u64 {
         self.latency_ns.min(COPY_NS_MAX)
     }
 
@@ -156,8 +170,8 @@ impl CopyTimes {
     pub(crate) fn of(trace: &Trace, tiers: SlowTiers) -> Self {
         let times = |link: Link| {
             let of_storage = |&Storage { bytes, .. }: &Storage| CopyTime {
-                offload_ns: transfer_ns(bytes, link.offload_bytes_per_s),
-                prefetch_ns: transfer_ns(bytes, link.prefetch_bytes_per_s),
+                offload_ns: link.offload_transfer_ns(bytes),
+                prefetch_ns: link.prefetch_transfer_ns(bytes),
                 contention_ns: link.contention_ns(bytes),
             };
             trace.storages.iter().map(of_storage).collect()
@@ -214,5 +228,14 @@ mod tests {
         }
         assert_eq!(Link::symmetric(f64::INFINITY, 7).offload_ns(1 << 30), 7);
         assert_eq!(Link::symmetric(2e9, 5).prefetch_ns(4_000), 2_005);
+    }
+
+    #[test]
+    fn in_a_slab_the_latency_is_saved_and_what_each_storage_takes_is_not() {
+        let link = Link { each_ns: 30, ..Link::symmetric(1e9, 5) };
+        assert_eq!((link.offload_ns(100), link.offload_transfer_ns(100)), (135, 130));
+        assert_eq!(SlowTiers::from(link).least_prefetch_ns(100), 130);
+        let large = SLAB_MEMBER_BYTES_MAX + 1;
+        assert_eq!(SlowTiers::from(link).least_prefetch_ns(large), link.prefetch_ns(large));
     }
 }

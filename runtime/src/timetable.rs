@@ -129,14 +129,15 @@ impl Clocks<'_> {
             Event::Offload { storages, tier } => {
                 storages.iter().for_each(|storage| self.tier[storage.index()] = tier);
                 let link = self.link_of(storages);
-                self.offload_free_ns =
-                    self.copy(Lane::Offload, storages, self.offload_free_ns, |bytes| link.offload_ns(bytes));
+                self.offload_free_ns = self
+                    .copy(Lane::Offload, storages, link, self.offload_free_ns, |bytes| link.offload_transfer_ns(bytes));
                 self.contend(storages);
             }
             Event::Prefetch { storages } => {
                 let link = self.link_of(storages);
-                self.prefetch_free_ns =
-                    self.copy(Lane::Prefetch, storages, self.prefetch_free_ns, |bytes| link.prefetch_ns(bytes));
+                self.prefetch_free_ns = self.copy(Lane::Prefetch, storages, link, self.prefetch_free_ns, |bytes| {
+                    link.prefetch_transfer_ns(bytes)
+                });
                 self.contend(storages);
             }
             Event::Await { storage, wait } => {
@@ -178,11 +179,17 @@ impl Clocks<'_> {
 
     /// Starts a copy on a channel that is free from `free_ns` on, and returns when it is free again. A slab pays the
     /// latency once.
-    fn copy(&mut self, lane: Lane, storages: &[StorageId], free_ns: u64, copy_ns: impl Fn(u64) -> u64) -> u64 {
+    fn copy(
+        &mut self,
+        lane: Lane,
+        storages: &[StorageId],
+        link: Link,
+        free_ns: u64,
+        transfer_ns: impl Fn(u64) -> u64,
+    ) -> u64 {
         let start_ns = self.now_ns.max(free_ns);
-        let latency_ns = copy_ns(0);
-        let transfer_ns = |storage: &StorageId| copy_ns(self.trace.storages[storage.index()].bytes) - latency_ns;
-        let end_ns = start_ns + latency_ns + storages.iter().map(transfer_ns).sum::<u64>();
+        let transfer_ns = |storage: &StorageId| transfer_ns(self.trace.storages[storage.index()].bytes);
+        let end_ns = start_ns + link.latency_ns() + storages.iter().map(transfer_ns).sum::<u64>();
         storages.iter().for_each(|storage| self.copy_done_ns[storage.index()] = end_ns);
         self.written.spans.push(Span { lane, activity: Activity::Copy(storages.to_vec()), start_ns, end_ns });
         end_ns

@@ -18,6 +18,7 @@ fn link() -> Link {
         offload_bytes_per_s: f64::INFINITY,
         prefetch_bytes_per_s: f64::INFINITY,
         latency_ns: COPY_NS,
+        each_ns: 0,
         contention_ns_per_byte: 0.0,
     }
 }

@@ -81,23 +81,21 @@ impl CopyTable {
     pub fn measured_link(engines: &Engines, device: Device) -> Result<Link, CopyProbeError> {
         match device {
             Device::Cpu => Ok(HostEngine::probe()),
-            device => Ok(Self::measure(engines, device, &Self::LINK_SIZES)?.link()),
+            device => Ok(Self::measure(engines, device, &Self::LINK_SIZES)?.link(device)),
         }
     }
 
     /// The link that fits best: bandwidth and contention of the largest copies, and the time that the smallest take
-    /// beyond it.
-    pub fn link(&self) -> Link {
+    /// beyond it. The host copies a slab at once, a device each storage of it.
+    pub fn link(&self, device: Device) -> Link {
         let (least, most) = (self.rates.first().expect("sizes"), self.rates.last().expect("sizes"));
         let (out, back) = (most.offload_bytes_per_s, most.prefetch_bytes_per_s);
         let latency_s = |rate: f64, bandwidth: f64| (least.bytes as f64 * (1.0 / rate - 1.0 / bandwidth)).max(0.0);
         let latency_s = latency_s(least.offload_bytes_per_s, out).max(latency_s(least.prefetch_bytes_per_s, back));
-        Link {
-            offload_bytes_per_s: out,
-            prefetch_bytes_per_s: back,
-            latency_ns: (1e9 * latency_s) as u64,
-            contention_ns_per_byte: most.contention_ns_per_byte,
-        }
+        let ns = (1e9 * latency_s) as u64;
+        let (latency_ns, each_ns) = if device == Device::Cpu { (ns, 0) } else { (0, ns) };
+        let contention_ns_per_byte = most.contention_ns_per_byte;
+        Link { offload_bytes_per_s: out, prefetch_bytes_per_s: back, latency_ns, each_ns, contention_ns_per_byte }
     }
 }
 

@@ -74,8 +74,8 @@ impl Form {
         Link {
             offload_bytes_per_s: link.offload_bytes_per_s / self.share(),
             prefetch_bytes_per_s: link.prefetch_bytes_per_s / self.share(),
-            latency_ns: link.latency_ns,
             contention_ns_per_byte: link.contention_ns_per_byte * self.share() + convert_ns_per_byte,
+            ..link
         }
     }
 }

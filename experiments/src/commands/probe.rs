@@ -40,7 +40,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let device = arguments.device.open()?;
     let engines = Engines::open(arguments.device, PAGE_LOCKED_LIMIT_BYTES)?;
     let copies = CopyTable::measure(&engines, device, &CopyTable::SIZES)?;
-    let profile = HardwareProfile::measure(&arguments.name, device, &engines, copies.link())?;
+    let profile = HardwareProfile::measure(&arguments.name, device, &engines, copies.link(device))?;
     let machine = match arguments.device {
         DeviceName::Cpu => "this machine's processor".to_owned(),
         DeviceName::Cuda(ordinal) => cuda_devices()?[ordinal].name.clone(),

@@ -323,12 +323,12 @@ impl<'a> Oracle<'a> {
 
     fn offload(&mut self, id: WindowId) {
         let (storage, tier) = (self.lineage.window(id).storage, self.tier[id.index()]);
-        let transfer_ns = self.link(tier).offload_ns(self.bytes(storage)) - self.link(tier).offload_ns(0);
+        let transfer_ns = self.link(tier).offload_transfer_ns(self.bytes(storage));
         let joins = self.joins_slab(storage, tier);
         let begin_ns = if joins {
             self.at.offload_free_ns
         } else {
-            self.at.now_ns.max(self.at.offload_free_ns) + self.link(tier).prefetch_ns(0)
+            self.at.now_ns.max(self.at.offload_free_ns) + self.link(tier).latency_ns()
         };
         let done_ns = begin_ns + transfer_ns;
         self.at.offload_free_ns = done_ns;
@@ -428,9 +428,9 @@ impl<'a> Oracle<'a> {
         let begin_ns = if joins {
             self.at.prefetch_free_ns
         } else {
-            self.at.now_ns.max(self.at.prefetch_free_ns) + self.link(tier).prefetch_ns(0)
+            self.at.now_ns.max(self.at.prefetch_free_ns) + self.link(tier).latency_ns()
         };
-        let done_ns = begin_ns + self.link(tier).prefetch_ns(self.bytes(storage)) - self.link(tier).prefetch_ns(0);
+        let done_ns = begin_ns + self.link(tier).prefetch_transfer_ns(self.bytes(storage));
         self.at.prefetch_free_ns = done_ns;
         for &member in &self.slab.members {
             self.at.copy_done_ns[member.index()] = done_ns;

@@ -47,7 +47,7 @@ pub(super) fn probe(engine: &mut dyn CopyEngine, tier: Tier) -> Result<Link, Cop
         }
     }
     let [offload_bytes_per_s, prefetch_bytes_per_s] = [&mut out[PIECES..], &mut back[PIECES..]].map(median_rate);
-    Ok(Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns: 20_000, contention_ns_per_byte: 0.0 })
+    Ok(Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns: 20_000, each_ns: 0, contention_ns_per_byte: 0.0 })
 }
 
 fn median_rate(times: &mut [Duration]) -> f64 {
