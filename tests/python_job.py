@@ -28,12 +28,23 @@ class Model(nn.Module):
         return self.head(self.layers(hidden))
 
 
+def train_step(model, optimizer, device):
+    symbols = torch.randint(SYMBOLS, (BATCH, SEQUENCE + 1)).to(device)
+    optimizer.zero_grad()
+    logits = model(symbols[:, :-1])
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget")
     parser.add_argument("--policy", default="dtr")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--detect", action="store_true")
     asked = parser.parse_args()
 
     runtime = None
@@ -46,15 +57,10 @@ def main():
     model = Model().to(asked.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
-    for _ in range(asked.iterations):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
-            symbols = torch.randint(SYMBOLS, (BATCH, SEQUENCE + 1)).to(asked.device)
-            optimizer.zero_grad()
-            logits = model(symbols[:, :-1])
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item().hex())
+    with runtime.detect() if asked.detect else contextlib.nullcontext():
+        for _ in range(asked.iterations):
+            with runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext():
+                losses.append(train_step(model, optimizer, asked.device))
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(bytes(tensor.cpu().contiguous().view(-1).view(torch.uint8).tolist()))

@@ -104,6 +104,20 @@ fn a_job_on_a_cuda_device_does_too() {
 }
 
 #[test]
+fn iterations_of_a_job_are_found() {
+    let Some(ground) = ground() else { return };
+    let untouched = ground.job("--iterations 16").unwrap();
+    let kept = ground.job("--iterations 3 --budget 1TiB").unwrap();
+    let budget_bytes = kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10;
+    let job = ground.job(&format!("--iterations 16 --detect --budget {budget_bytes}B")).unwrap();
+    assert_eq!((&job["losses"], &job["parameters"]), (&untouched["losses"], &untouched["parameters"]));
+    let report = &job["report"];
+    assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "{report}");
+    let planned = report["latest"].as_array().unwrap().iter().filter(|iteration| iteration["course"] == "planned");
+    assert!(planned.count() > 0, "none was planned: {report}");
+}
+
+#[test]
 fn what_cannot_be_done_is_an_exception() {
     let Some(ground) = ground() else { return };
     for (flags, exception, words) in [

@@ -11,6 +11,6 @@ if not torch.__version__.startswith(_LIBTORCH):
     raise ImportError(f"plimsoll is built for torch {_LIBTORCH}x, found {torch.__version__}")
 
 # After torch: it uses the libtorch that torch has loaded.
-from ._plimsoll import Iteration, Runtime  # noqa: E402
+from ._plimsoll import Guard, Runtime  # noqa: E402
 
-__all__ = ["Iteration", "Runtime"]
+__all__ = ["Guard", "Runtime"]

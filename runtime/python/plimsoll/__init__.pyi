@@ -43,11 +43,16 @@ class Runtime:
         a device that cannot be used.
         """
 
-    def iteration(self) -> Iteration:
+    def iteration(self) -> Guard:
         """The next iteration, for `with`. At its end every storage is resident again.
 
         Where no room is left, operators in it raise torch.OutOfMemoryError; no tensor is lost. Raises RuntimeError where
         another iteration is under way.
+        """
+
+    def detect(self) -> Guard:
+        """For a loop that cannot be marked, such as a trainer's: all of it for one `with`. Iterations are found, and until then
+        what has to be evicted is. No tensor may be read by its address meanwhile. Raises RuntimeError as `iteration` does.
         """
 
     def report(self) -> dict[str, Any]:
@@ -56,7 +61,7 @@ class Runtime:
     def write_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes what happened when, for Perfetto. Empty without `log_events`. Raises OSError."""
 
-class Iteration:
+class Guard:
     def __enter__(self) -> None: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

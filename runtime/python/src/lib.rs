@@ -1,6 +1,7 @@
 //! The runtime as a Python class: what a PyTorch job needs, and no more. What it does for whom is told to Python users in
 //! `plimsoll/__init__.pyi`.
 
+use std::any::Any;
 use std::path::PathBuf;
 
 use plimsoll_env::device::DeviceName;
@@ -8,7 +9,7 @@ use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::units::Bytes;
 use plimsoll_runtime::baselines::BASELINES;
-use plimsoll_runtime::torch::{self, Budget, HostEngine, Running};
+use plimsoll_runtime::torch::{self, Budget, HostEngine};
 use plimsoll_runtime::{ActionSet, PolicyFile};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -88,8 +89,12 @@ impl Runtime {
         builder.build().map(Runtime).map_err(runtime_error)
     }
 
-    fn iteration(slf: Py<Self>) -> Iteration {
-        Iteration { runtime: slf, running: None }
+    fn iteration(slf: Py<Self>) -> Guard {
+        Guard { runtime: slf, finds_iterations: false, held: None }
+    }
+
+    fn detect(slf: Py<Self>) -> Guard {
+        Guard { runtime: slf, finds_iterations: true, held: None }
     }
 
     #[getter]
@@ -117,22 +122,29 @@ impl Runtime {
     }
 }
 
-/// One iteration, for `with`.
+/// One iteration, or a loop whose iterations are found, for `with`.
 #[pyclass(unsendable)]
-struct Iteration {
+struct Guard {
     runtime: Py<Runtime>,
-    running: Option<Running>,
+    finds_iterations: bool,
+    /// What keeps operators under the budget while it lives.
+    held: Option<Box<dyn Any>>,
 }
 
 #[pymethods]
-impl Iteration {
+impl Guard {
     fn __enter__(&mut self, py: Python<'_>) -> PyResult<()> {
-        self.running = Some(self.runtime.borrow_mut(py).0.start().map_err(runtime_error)?);
+        let runtime = &mut self.runtime.borrow_mut(py).0;
+        self.held = Some(if self.finds_iterations {
+            Box::new(runtime.start_detecting().map_err(runtime_error)?)
+        } else {
+            Box::new(runtime.start().map_err(runtime_error)?)
+        });
         Ok(())
     }
 
     fn __exit__(&mut self, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) -> bool {
-        self.running = None;
+        self.held = None;
         false
     }
 }
@@ -141,5 +153,5 @@ impl Iteration {
 #[pymodule]
 mod _plimsoll {
     #[pymodule_export]
-    use super::{Iteration, Runtime};
+    use super::{Guard, Runtime};
 }

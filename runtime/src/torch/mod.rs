@@ -28,6 +28,6 @@ pub use copy::{
 pub use executor::{Executor, TimedIteration};
 pub use recorder::{RecordError, Recorder};
 pub use report::{IterationReport, Report};
-pub use runtime::{Budget, BuildError, Builder, Detection, Iteration, Running, Runtime};
+pub use runtime::{Budget, BuildError, Builder, Detecting, Detection, Iteration, Running, Runtime};
 pub use session::{Session, SessionError};
 pub use shim::DeviceCounts;

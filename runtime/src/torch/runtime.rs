@@ -299,6 +299,11 @@ impl Runtime {
     ///
     /// While no iteration has been found, or where there is none, evictions are made when bytes run out.
     pub fn detect(&mut self) -> Result<Detection<'_>, SessionError> {
+        Ok(Detection { detecting: self.start_detecting()?, runtime: self })
+    }
+
+    /// The same for a caller that cannot borrow the runtime meanwhile.
+    pub fn start_detecting(&mut self) -> Result<Detecting, SessionError> {
         let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
         let detector = Arc::new(Detector {
             shared: Arc::clone(&self.shared),
@@ -308,7 +313,7 @@ impl Runtime {
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
         // It starts anywhere in an iteration.
         self.shared.begin(leader, Wanted { record: Record::Nothing, ..wanted }, line_bytes)?;
-        Ok(Detection { runtime: self, detector, listening: Some(listening) })
+        Ok(Detecting { detector, listening: Some(listening) })
     }
 
     /// The line.
@@ -375,8 +380,7 @@ impl Drop for Running {
 #[must_use = "the loop is left alone once the guard is dropped"]
 pub struct Detection<'a> {
     runtime: &'a mut Runtime,
-    detector: Arc<Detector>,
-    listening: Option<Listening>,
+    detecting: Detecting,
 }
 
 impl Detection<'_> {
@@ -387,11 +391,18 @@ impl Detection<'_> {
 
     /// Stretches between two updates that an iteration takes, once that is known.
     pub fn period(&self) -> Option<usize> {
-        lock(&self.detector.period).period()
+        lock(&self.detecting.detector.period).period()
     }
 }
 
-impl Drop for Detection<'_> {
+/// What [`Runtime::start_detecting`] returns: a [`Detection`] that borrows nothing.
+#[must_use = "the loop is left alone once the guard is dropped"]
+pub struct Detecting {
+    detector: Arc<Detector>,
+    listening: Option<Listening>,
+}
+
+impl Drop for Detecting {
     fn drop(&mut self) {
         let ended = self.detector.shared.end();
         self.listening = None;
