@@ -41,7 +41,7 @@ def train_step(model, optimizer, device):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget")
-    parser.add_argument("--policy", default="dtr")
+    parser.add_argument("--policy")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--detect", action="store_true")

@@ -1,4 +1,4 @@
-//! `tch::vision`'s ResNet-18 under a budget, decided by DTR's rule or by the policy file named on the command line:
+//! `tch::vision`'s ResNet-18 under a budget, planned by search, or by the policy file named on the command line:
 //!
 //!     cargo run -p plimsoll-runtime --features torch --example under_budget [POLICY]
 

@@ -10,7 +10,8 @@ use crate::{Stage, fast_link, session};
 
 /// A runtime of DTR's rule on a fast link.
 pub fn runtime(budget_bytes: u64) -> Runtime {
-    Runtime::builder().budget(Budget::bytes(budget_bytes)).link(fast_link()).build().unwrap()
+    let builder = Runtime::builder().baseline("dtr").budget(Budget::bytes(budget_bytes));
+    builder.link(fast_link()).build().unwrap()
 }
 
 /// What an untouched loop takes, and what it comes to.

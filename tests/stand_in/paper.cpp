@@ -157,7 +157,9 @@ const std::unordered_map<std::string, std::function<double(Arguments, const Resu
      }},
 };
 
-const std::unordered_set<std::string> kOverwriting = {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::random_"};
+// Operators that write to their first argument without reading it.
+const std::unordered_set<std::string> kOverwriting = {"aten::copy_",   "aten::fill_",    "aten::zero_",
+                                                      "aten::normal_", "aten::uniform_", "aten::random_"};
 
 // What is the same for all calls of an operator.
 struct Form {
@@ -177,12 +179,13 @@ struct Form {
         const auto* alias = schema.arguments()[position].alias_info();
         if (alias && *alias == *result.alias_info()) found = static_cast<int>(position);
       }
+      if (result.alias_info() && !result.alias_info()->isWrite()) refuse(name + " makes a view, which is no kernel");
       given.push_back(found);
       makes |= found < 0;
     }
     draws = op.hasTag(at::Tag::nondeterministic_seeded);
     overwrites = kOverwriting.count(name) > 0;
-    resizes = schema.overload_name().find("out") != std::string::npos && !made;
+    resizes = schema.overload_name().find("out") != std::string::npos;
     if (auto entry = kMade.find(name); entry != kMade.end()) made = &entry->second;
     if (auto entry = kOperations.find(name); entry != kOperations.end()) operations = &entry->second;
   }

@@ -183,7 +183,7 @@ impl<'a> Bed<'a> {
     /// What keeps a loop within a budget from its first iteration on.
     fn runtime(&self, budget_bytes: u64, link: Link) -> anyhow::Result<Runtime> {
         let OpenDevice { device, engines, .. } = &self.on;
-        let builder = Runtime::builder().baseline("dtr").budget(Budget::bytes(budget_bytes));
+        let builder = Runtime::builder().budget(Budget::bytes(budget_bytes));
         Ok(builder.device(*device).engine(engines.engine(None)?).link(link).build()?)
     }
 

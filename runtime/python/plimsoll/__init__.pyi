@@ -23,7 +23,7 @@ class Runtime:
     def __init__(
         self,
         budget: int | str,
-        policy: str = "dtr",
+        policy: str | None = None,
         *,
         device: str = "cpu",
         swap: bool | None = None,
@@ -33,7 +33,7 @@ class Runtime:
     ) -> None:
         """
         budget: bytes of the device that are never exceeded, or a text such as "512MiB".
-        policy: path of a policy file, or the name of a baseline.
+        policy: path of a policy file, or the name of a baseline. Without, plans are searched for.
         device: "cpu", "cuda" or "cuda:N".
         swap, recompute: whether to evict so; as the policy was trained unless told.
         host_limit: most memory of the host that copies may take; page-locked beside a GPU, where it is 64 GiB unless told.

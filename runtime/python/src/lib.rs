@@ -46,11 +46,11 @@ struct Runtime(torch::Runtime);
 #[pymethods]
 impl Runtime {
     #[new]
-    #[pyo3(signature = (budget, policy = "dtr", *, device = "cpu", swap = None, recompute = None, host_limit = None,
+    #[pyo3(signature = (budget, policy = None, *, device = "cpu", swap = None, recompute = None, host_limit = None,
                         log_events = false))]
     fn new(
         budget: Amount,
-        policy: &str,
+        policy: Option<&str>,
         device: &str,
         swap: Option<bool>,
         recompute: Option<bool>,
@@ -59,10 +59,12 @@ impl Runtime {
     ) -> PyResult<Self> {
         let device: DeviceName = device.parse().map_err(value_error)?;
         let mut builder = torch::Runtime::builder().budget(Budget::bytes(budget.bytes()?));
-        builder = if BASELINES.contains(&policy) {
-            builder.baseline(policy)
-        } else {
-            builder.policy(PolicyFile::load(policy).map_err(|error| PyOSError::new_err(error.to_string()))?)
+        builder = match policy {
+            None => builder,
+            Some(name) if BASELINES.contains(&name) => builder.baseline(name),
+            Some(path) => {
+                builder.policy(PolicyFile::load(path).map_err(|error| PyOSError::new_err(error.to_string()))?)
+            }
         };
         if swap.is_some() || recompute.is_some() {
             let [swap, recompute] = [swap, recompute].map(|allowed| allowed.unwrap_or(true));

@@ -38,6 +38,8 @@ const PRESSED_MAX: u32 = 2;
 pub(super) enum Decider {
     Learned(Box<LearnedPolicy>),
     Baseline(&'static str),
+    /// Nobody was named.
+    Planner,
 }
 
 impl Decider {
@@ -51,6 +53,7 @@ impl Decider {
         match self {
             Decider::Learned(policy) => policy.clone(),
             Decider::Baseline(name) => baseline(name, 0).expect("the builder has asked for it"),
+            Decider::Planner => Box::new(Dtr),
         }
     }
 
@@ -59,6 +62,7 @@ impl Decider {
     fn plan(&self, problem: Problem<'_>, planner: &Planner) -> Planned {
         match self {
             Decider::Learned(policy) => planner.plan(problem, Some(policy)).planned,
+            Decider::Planner => planner.plan(problem, None).planned,
             Decider::Baseline(_) => {
                 let own = plan(problem, self.policy().as_mut());
                 if own.fits() {

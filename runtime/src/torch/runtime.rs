@@ -97,7 +97,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The learned policy that decides, offline and when bytes run out. Without one, DTR's rule does.
+    /// The learned policy that decides, offline and when bytes run out. Where neither it nor a baseline is named, DTR's rule
+    /// decides when bytes run out, and the [`Planner`] searches for plans by itself.
     ///
     /// The file has been read: what becomes of it later does not matter.
     pub fn policy(mut self, policy: PolicyFile) -> Self {
@@ -106,7 +107,7 @@ impl Builder {
         self
     }
 
-    /// A baseline that decides, by its name. Where it has to see a whole iteration first, DTR's rule decides when bytes run
+    /// A baseline that decides alone, by its name. Where it has to see a whole iteration first, DTR's rule decides when bytes run
     /// out.
     pub fn baseline(mut self, name: &str) -> Self {
         let known = BASELINES.into_iter().find(|known| *known == name);
@@ -153,8 +154,8 @@ impl Builder {
         self
     }
 
-    /// How much is tried for every plan of a learned policy: eight decodes beside the greedy one, baselines and
-    /// search, within 200 ms, unless told.
+    /// How much is tried for every plan that is not a baseline's own: eight decodes beside the greedy one, baselines and
+    /// search, for as long as [`Planner`] takes where nobody limits it, unless told.
     pub fn planner(mut self, planner: Planner) -> Self {
         self.planner = planner;
         self
@@ -258,7 +259,7 @@ impl Runtime {
     /// A runtime to be configured.
     pub fn builder() -> Builder {
         Builder {
-            decider: Ok(Decider::Baseline("dtr")),
+            decider: Ok(Decider::Planner),
             budget: None,
             device: Device::Cpu,
             engine: None,
