@@ -201,8 +201,9 @@ impl<'a> Walk<'a> {
 
     /// Keeps every window whose eviction is not worth it, least bytes first.
     fn drop_needless(&mut self) {
-        let mut evicted = self.useful.clone();
-        evicted.retain(|&id| self.is_evicted(id));
+        // Among them those that are too light to be looked at otherwise.
+        let windows = (0..self.plan.actions().len() as u32).map(WindowId);
+        let mut evicted: Vec<_> = windows.filter(|&id| self.is_evicted(id)).collect();
         evicted.sort_by_key(|&id| self.bytes(id));
         for id in evicted {
             if self.ended || self.spent() >= 1.0 {
@@ -466,6 +467,9 @@ impl<'a> Walk<'a> {
     /// Makes some moves of windows that are alike. Each changes so many that it is predicted as a whole plan.
     fn move_alike(&mut self, temperature: f64) {
         for _ in 0..ALIKE_MOVES {
+            if self.spent() >= 1.0 {
+                break;
+            }
             let before = self.judge.best().1;
             let proposed = self.exchange_alike();
             self.take_down(before);
