@@ -16,6 +16,8 @@ const ROUNDS: usize = 5;
 const ROUND_BYTES: usize = 64 << 20;
 /// Most copies of a round.
 const COPIES_MAX: usize = 32;
+/// A round that takes less is made longer, where there is room for it: its clock tells too little.
+const ROUND_LEAST_S: f64 = 5e-3;
 /// Rows of the square matrices that are multiplied meanwhile.
 const MATRIX: i64 = 1024;
 
@@ -123,7 +125,7 @@ impl Bed<'_> {
 
     /// Seconds of one copy, alone and beside compute, and those that it costs compute.
     fn way(&mut self, bytes: usize, way: Way) -> Result<(f64, f64, f64), CopyProbeError> {
-        let copies = (ROUND_BYTES / bytes).clamp(1, COPIES_MAX);
+        let mut copies = (ROUND_BYTES / bytes).clamp(1, COPIES_MAX);
         let device = Tensor::f_zeros([bytes as i64], (Kind::Uint8, self.device))?;
         let factor = Tensor::f_rand([MATRIX, MATRIX], (Kind::Float, self.device))?;
         let mut fastest = |copies, products| -> Result<f64, CopyProbeError> {
@@ -133,7 +135,13 @@ impl Bed<'_> {
             }
             Ok(fastest_s)
         };
-        let alone_s = fastest(copies, 0)?;
+        let mut alone_s = fastest(copies, 0)?;
+        let more = ((copies as f64 * ROUND_LEAST_S / alone_s).ceil() as usize).min(COPIES_MAX);
+        if more > copies
+            && let Ok(longer_s) = fastest(more, 0)
+        {
+            (copies, alone_s) = (more, longer_s);
+        }
         // Half as long as the copies, then twice: the one shows what compute takes from copies, the other the reverse.
         let product_s = fastest(0, 4)? / 4.0;
         let products_in = |seconds: f64| ((seconds / product_s).ceil() as usize).clamp(1, 1000);
