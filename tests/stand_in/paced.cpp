@@ -31,7 +31,7 @@ struct Event {
 
 namespace {
 
-// Of what a data sheet promises, a device reaches so much: large products of matrices 788 of 989.5 TFLOP/s on an H200.
+// Of what a data sheet promises, a device is taken to reach so much.
 constexpr double kReached = 0.8;
 // A kernel or a copy takes so long however little it does, by assumption.
 constexpr double kLeastNs = 2000;

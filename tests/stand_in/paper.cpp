@@ -126,8 +126,8 @@ double multiplications(const Tensor& output, const Tensor& weight) {
   return 2.0 * static_cast<double>(output.numel()) * static_cast<double>(weight.numel()) / static_cast<double>(weight.size(0));
 }
 
-// A kernel reaches so much of what the device reaches on large matrices: attention, of Hopper's by the kernels of Ampere ("335 of
-// 989 TFLOPs/s", FlashAttention-3, arXiv 2407.08608, section 1), and convolutions, by assumption.
+// A kernel reaches so much of what the device reaches on large matrices: attention, by kernels of Ampere's time ("only 35%
+// utilization on the H100 GPU", FlashAttention-3, arXiv 2407.08608, abstract), and convolutions, by assumption.
 constexpr double kAttentionShare = 0.45, kConvolutionShare = 0.4;
 
 // Operations of the operators that have many; forward and backward.
