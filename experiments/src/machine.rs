@@ -65,10 +65,15 @@ impl Machine {
         }
     }
 
-    /// `trace` with the times of this machine. What was recorded on an accelerator has an accelerator's times, and keeps them.
+    /// Whether `trace` gets other times here. What was recorded on an accelerator has an accelerator's times, and keeps them.
+    pub fn projects(&self, trace: &Trace) -> bool {
+        matches!(self, Machine::Profiled(_)) && trace.device == PROJECTABLE
+    }
+
+    /// `trace` with the times of this machine, where it [gets other ones](Machine::projects).
     pub fn project(&self, trace: &Trace, recorded_on: &Roofline) -> Trace {
         match self {
-            Machine::Profiled(profile) if trace.device == PROJECTABLE => {
+            Machine::Profiled(profile) if self.projects(trace) => {
                 profile.project(trace, recorded_on, Precision::F32).expect("a profile always has a value for f32")
             }
             Machine::Profiled(_) | Machine::AsRecorded => trace.clone(),

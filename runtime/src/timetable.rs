@@ -128,16 +128,13 @@ impl Clocks<'_> {
             Event::Free(block) => self.count(self.device_bytes - self.block_bytes[block.index()]),
             Event::Offload { storages, tier } => {
                 storages.iter().for_each(|storage| self.tier[storage.index()] = tier);
-                let link = self.link_of(storages);
-                self.offload_free_ns = self
-                    .copy(Lane::Offload, storages, link, self.offload_free_ns, |bytes| link.offload_transfer_ns(bytes));
+                self.offload_free_ns =
+                    self.copy(Lane::Offload, storages, self.offload_free_ns, Link::offload_transfer_ns);
                 self.contend(storages);
             }
             Event::Prefetch { storages } => {
-                let link = self.link_of(storages);
-                self.prefetch_free_ns = self.copy(Lane::Prefetch, storages, link, self.prefetch_free_ns, |bytes| {
-                    link.prefetch_transfer_ns(bytes)
-                });
+                self.prefetch_free_ns =
+                    self.copy(Lane::Prefetch, storages, self.prefetch_free_ns, Link::prefetch_transfer_ns);
                 self.contend(storages);
             }
             Event::Await { storage, wait } => {
@@ -179,16 +176,9 @@ impl Clocks<'_> {
 
     /// Starts a copy on a channel that is free from `free_ns` on, and returns when it is free again. A slab pays the
     /// latency once.
-    fn copy(
-        &mut self,
-        lane: Lane,
-        storages: &[StorageId],
-        link: Link,
-        free_ns: u64,
-        transfer_ns: impl Fn(u64) -> u64,
-    ) -> u64 {
-        let start_ns = self.now_ns.max(free_ns);
-        let transfer_ns = |storage: &StorageId| transfer_ns(self.trace.storages[storage.index()].bytes);
+    fn copy(&mut self, lane: Lane, storages: &[StorageId], free_ns: u64, transfer_ns: fn(&Link, u64) -> u64) -> u64 {
+        let (start_ns, link) = (self.now_ns.max(free_ns), self.link_of(storages));
+        let transfer_ns = |storage: &StorageId| transfer_ns(&link, self.trace.storages[storage.index()].bytes);
         let end_ns = start_ns + link.latency_ns() + storages.iter().map(transfer_ns).sum::<u64>();
         storages.iter().for_each(|storage| self.copy_done_ns[storage.index()] = end_ns);
         self.written.spans.push(Span { lane, activity: Activity::Copy(storages.to_vec()), start_ns, end_ns });

@@ -122,7 +122,7 @@ void* fresh(size_t bytes) {
   constexpr size_t kAlignment = 512;
   void* start = nullptr;
   if (posix_memalign(&start, kAlignment, bytes ? bytes : 1)) return nullptr;
-  std::memset(start, kNothing, bytes);
+  spoil(start, bytes);
   return start;
 }
 
@@ -220,7 +220,7 @@ void write(void* to, const void* made, size_t bytes, Stream* stream) {
   Guard guard(streams().mutex);
   check_inside(to, bytes);
   auto run = put(to, made, bytes);
-  std::memset(to, kNothing, bytes);
+  spoil(to, bytes);
   ask(stream_at(stream), std::move(run), draw_late());
 }
 

@@ -165,7 +165,7 @@ const std::unordered_set<std::string> kOverwriting = {"aten::copy_",   "aten::fi
 struct Form {
   std::vector<int> given;  // for each result, the argument that it is; negative for what is made
   std::vector<bool> written;
-  bool makes = false, draws = false, overwrites = false, resizes = false;
+  bool makes = false, draws = false, overwrites = false, resizes = false, convolves = false;
   const std::function<Results(Arguments)>* made = nullptr;
   const std::function<double(Arguments, const Results&)>* operations = nullptr;
 
@@ -186,6 +186,7 @@ struct Form {
     draws = op.hasTag(at::Tag::nondeterministic_seeded);
     overwrites = kOverwriting.count(name) > 0;
     resizes = schema.overload_name().find("out") != std::string::npos;
+    convolves = name.find("convolution") != std::string::npos;
     if (auto entry = kMade.find(name); entry != kMade.end()) made = &entry->second;
     if (auto entry = kOperations.find(name); entry != kOperations.end()) operations = &entry->second;
   }
@@ -271,7 +272,7 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
     touched.add(in[position], form.written[position] && !form.overwrites ? 2 : 1);
   for (const IValue& result : results) touched.add(result, 1);
   Work kernel{touched.bytes, form.operations ? (*form.operations)(in, results) : 0, touched.kind};
-  if (kernel.kind == Work::kF32 && op.schema().name().find("convolution") != std::string::npos) kernel.kind = Work::kTf32;
+  if (kernel.kind == Work::kF32 && form.convolves) kernel.kind = Work::kTf32;
   work(kernel, current_stream());
   torch::jit::drop(*stack, count);
   for (IValue& result : results) torch::jit::push(*stack, std::move(result));

@@ -138,13 +138,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 /// The trace, with the times of `machine`.
 fn load(arguments: &Arguments, machine: &Machine) -> anyhow::Result<Trace> {
     let trace = Trace::load(&arguments.trace)?;
-    match machine {
-        Machine::AsRecorded => Ok(trace),
-        Machine::Profiled(_) => {
-            let folder = arguments.trace.parent().unwrap_or(Path::new(""));
-            Ok(machine.project(&trace, &recorded_on(folder)?))
-        }
+    if !machine.projects(&trace) {
+        return Ok(trace);
     }
+    let folder = arguments.trace.parent().unwrap_or(Path::new(""));
+    Ok(machine.project(&trace, &recorded_on(folder)?))
 }
 
 /// What allocators reserve for the plan.

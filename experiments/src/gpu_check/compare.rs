@@ -10,7 +10,6 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use plimsoll_env::Instance;
 use plimsoll_env::real::{Measurement, run_plan};
-use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::Largest;
 use plimsoll_runtime::file::write_whole;
@@ -81,7 +80,7 @@ const EVERYTHING: [Everything; 2] = [
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     let mut workload = bed.workload()?;
     bed.on.session.reset_device_peak();
-    let (trace, _) = record(bed.on.session, workload.as_mut(), RECORDED, &format!("{:?}", bed.on.device))?;
+    let (trace, _) = bed.record(workload.as_mut(), RECORDED)?;
     findings.set("keep_all_peak_bytes", trace.peak_bytes)?;
     findings.set("keep_all_device_counts", format!("{:?}", bed.on.session.device_counts()))?;
     findings.set("recorded_makespan_ns", trace.makespan_ns)?;

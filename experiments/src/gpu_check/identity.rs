@@ -6,7 +6,6 @@ use std::sync::Arc;
 use anyhow::Context;
 use plimsoll_env::Instance;
 use plimsoll_env::real::run_plan;
-use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::{ActionSet, Lineage, Link, plan};
@@ -102,7 +101,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
 /// A plan that evicts as much as fits.
 fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::Result<Verdict> {
     let mut workload = bed.workload()?;
-    let (trace, mut losses) = record(bed.on.session, workload.as_mut(), RECORDED, &format!("{:?}", bed.on.device))?;
+    let (trace, mut losses) = bed.record(workload.as_mut(), RECORDED)?;
     let lineage = Arc::new(Lineage::of(&trace));
     let mut instance = Instance { lineage, link, budget_bytes: 0, actions, trace: Arc::new(trace) };
     let peak_bytes = instance.trace.peak_bytes;

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use plimsoll_env::recording::record;
 use plimsoll_runtime::torch::{Executor, IterationReport};
 use plimsoll_runtime::{Lineage, Plan, Timeline};
 use serde::Serialize;
@@ -26,7 +25,7 @@ struct Cost {
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let mut workload = bed.workload()?;
-    let (trace, _) = record(bed.on.session, workload.as_mut(), 3, &format!("{:?}", bed.on.device))?;
+    let (trace, _) = bed.record(workload.as_mut(), 3)?;
     let lineage = Lineage::of(&trace);
     let keep_all = Plan::keep_all(lineage.windows().len());
     let (schedule, _) = Timeline::new(&trace, &lineage, bed.on.measured_link()?).schedule(&keep_all, u64::MAX);

@@ -20,10 +20,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
 use plimsoll_env::device::{DeviceName, cuda_devices};
+use plimsoll_env::recording::record;
 use plimsoll_env::workload::{Workload, WorkloadConfig};
-use plimsoll_runtime::Link;
 use plimsoll_runtime::torch::settings::Determinism;
 use plimsoll_runtime::torch::{Budget, Runtime};
+use plimsoll_runtime::{Link, Trace};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Device;
@@ -155,12 +156,13 @@ impl Findings {
 /// What loops are run on.
 struct Bed<'a> {
     member: &'a Member,
+    name: DeviceName,
     on: OpenDevice,
 }
 
 impl<'a> Bed<'a> {
     fn open(request: &Request, member: &'a Member, determinism: Determinism) -> anyhow::Result<Self> {
-        Ok(Bed { member, on: OpenDevice::open(request.device, determinism)? })
+        Ok(Bed { member, name: request.device, on: OpenDevice::open(request.device, determinism)? })
     }
 
     fn is_cpu(&self) -> bool {
@@ -178,6 +180,11 @@ impl<'a> Bed<'a> {
         // tch's layers panic where the device has no room for their parameters.
         let built = std::panic::catch_unwind(|| config.build_as(name, self.on.device, SEED, *manner));
         built.map_err(|_| anyhow!("{name}: its parameters could not be made"))?.with_context(|| name.to_string())
+    }
+
+    /// So many iterations as a trace, and their losses.
+    fn record(&self, workload: &mut dyn Workload, iterations: usize) -> anyhow::Result<(Trace, Vec<f64>)> {
+        Ok(record(self.on.session, workload, iterations, &self.name.to_string())?)
     }
 
     /// What keeps a loop within a budget from its first iteration on.

@@ -147,7 +147,7 @@ impl Policy for NoisyPrice {
 /// of billions of bytes most windows are such: biases, masks, statistics.
 pub(crate) fn weighty_windows(problem: &Problem<'_>, mut windows: Vec<WindowId>) -> Vec<WindowId> {
     let lineage = problem.lineage;
-    let bytes = |id: WindowId| problem.trace.storages[lineage.window(id).storage.index()].bytes;
+    let bytes = |id: WindowId| lineage.bytes(lineage.window(id).storage);
     let mut sizes: Vec<u64> = windows.iter().map(|&id| bytes(id)).collect();
     sizes.sort_unstable();
     let mut spared_bytes = lineage.keep_all_peak_bytes().saturating_sub(problem.budget_bytes) / LIGHT_SHARE;

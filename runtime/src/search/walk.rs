@@ -445,7 +445,8 @@ impl<'a> Walk<'a> {
     }
 
     fn bytes(&self, id: WindowId) -> u64 {
-        self.problem.trace.storages[self.problem.lineage.window(id).storage.index()].bytes
+        let lineage = self.problem.lineage;
+        lineage.bytes(lineage.window(id).storage)
     }
 
     fn is_kept(&self, id: WindowId) -> bool {
