@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo policies test fuzz lint libtorch tools gpu-bundle gpu-rehearsal
+.PHONY: demo policies gpu-policies test fuzz lint libtorch tools stand-in gpu-bundle gpu-rehearsal
 
 # A LIBTORCH that is set but empty would hide ours from cargo.
 ifeq ($(strip $(LIBTORCH)),)
@@ -9,6 +9,11 @@ endif
 
 PLIMSOLL := target/debug/plimsoll
 USED_LIBTORCH := $(or $(strip $(LIBTORCH)),$(CURDIR)/.libtorch/torch)
+
+# What puts a device of the pace of MACHINE before a command.
+MACHINE ?= h200
+PACED = LD_PRELOAD=$(CURDIR)/target/stand-in/paced/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
+    STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=141000000000
 
 # For both model families: records loops, trains a policy, and compares it with the baselines on the real loops.
 # Everything it makes stands in demo/; `tensorboard --logdir demo/runs` shows the comparison.
@@ -44,6 +49,26 @@ policies: libtorch
 	    cp $$policy configs/policies/ || exit 1; \
 	done
 
+# The same for models of published sizes, whose configurations are for a GPU: each starts from its family's policy, and is
+# judged on the models that have a name beside drawn ones. There need be no GPU: loops run on the device of gpu-rehearsal, unless
+# `PACED=` takes it away.
+GPU_CONFIGS ?= gpt2 resnet224
+gpu-policies: $(GPU_CONFIGS:%=gpu-policy-%)
+
+gpu-policy-gpt2: FAMILY := gpt
+gpu-policy-gpt2: NAMED := gpt2-small gpt2-medium gpt2-large
+gpu-policy-resnet224: FAMILY := resnet
+gpu-policy-resnet224: NAMED := resnet50 resnet152
+gpu-policy-%: libtorch stand-in
+	cargo build
+	@mkdir -p target/policies configs/policies experiments/results/published-sizes
+	$(PACED) $(PLIMSOLL) train --config configs/$*.toml --device cuda --out target/policies/$*.policy --seed $(SEED) \
+	    --from configs/policies/$(FAMILY).policy --logdir target/policies/runs $(TRAIN)
+	$(PACED) $(PLIMSOLL) evaluate --config configs/$*.toml --device cuda --policy target/policies/$*.policy --held-out --sign \
+	    $(NAMED:%=--workload %) --hardware $(MACHINE) --links 25,50 --search-ms 1000 \
+	    --json experiments/results/published-sizes/$*.json $(JUDGE)
+	cp target/policies/$*.policy configs/policies/
+
 # No spinning at all: tests run beside each other.
 test: libtorch tools
 	GOMP_SPINCOUNT=0 cargo test --workspace
@@ -60,17 +85,16 @@ gpu-bundle: libtorch
 
 # The same check without a GPU, at full size: on a device that computes nothing and copies nothing, and takes as long for it as
 # MACHINE would by its data sheet (tests/stand_in/). Bits say nothing there.
-MACHINE ?= h200
 MINUTES ?= 30
-gpu-rehearsal: libtorch tools
+gpu-rehearsal: libtorch tools stand-in
 	cargo build
-	$(MAKE) --no-print-directory -f tests/stand_in/Makefile LIBTORCH=$(USED_LIBTORCH) OUT=$(CURDIR)/target/stand-in
 	@mkdir -p target/rehearsal
-	LD_PRELOAD=$(CURDIR)/target/stand-in/paced/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
-	    STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=141000000000 \
-	    PYTHONPATH=$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python \
-	    $(PLIMSOLL) gpu-check --out target/rehearsal --minutes $(MINUTES) $(PARTS:%=--part %) \
-	    $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
+	$(PACED) PYTHONPATH=$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python $(PLIMSOLL) gpu-check --out target/rehearsal \
+	    --minutes $(MINUTES) $(PARTS:%=--part %) $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
+
+# The device that stands in for a GPU, in target/stand-in/.
+stand-in: libtorch
+	$(MAKE) --no-print-directory -f tests/stand_in/Makefile LIBTORCH=$(USED_LIBTORCH) OUT=$(CURDIR)/target/stand-in
 
 lint: libtorch
 	cargo fmt --check

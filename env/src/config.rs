@@ -11,6 +11,7 @@ mod members;
 pub use error::{ConfigError, Problem};
 pub use members::{Members, Range, Span, Split};
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,7 +23,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::units::{Budget, Bytes, Link};
 pub use crate::workload::Family;
-use crate::workload::{ReadFamily, WorkloadConfig};
+use crate::workload::{Manner, ReadFamily, WorkloadConfig};
 use error::nearest;
 
 /// What slow tiers are divided into.
@@ -35,6 +36,8 @@ pub struct FamilyConfig {
     pub path: PathBuf,
     /// The family of all its workloads.
     pub family: FamilyName,
+    /// How their loops are run.
+    pub manner: Manner,
     /// The members that have a name, by it.
     pub workloads: BTreeMap<String, WorkloadConfig>,
     /// The ranges that more members can be drawn from.
@@ -206,6 +209,8 @@ struct Head {
 #[serde(deny_unknown_fields)]
 struct Document<W> {
     family: FamilyName,
+    #[serde(default)]
+    manner: Manner,
     #[serde(default = "BTreeMap::new")]
     workloads: BTreeMap<String, W>,
     members: Option<Members>,
@@ -242,6 +247,7 @@ impl ReadFamily for ReadDocument<'_> {
         Ok(FamilyConfig {
             path: path.to_owned(),
             family: document.family,
+            manner: document.manner,
             workloads: document.workloads.into_iter().map(|(name, config)| (name, wrap(config))).collect(),
             members: document.members,
             randomisation: document.randomisation,
@@ -269,6 +275,11 @@ impl FamilyConfig {
         };
         config.check().map_err(|(key, problem)| ConfigError::at_key(path, text, key, problem))?;
         Ok(config)
+    }
+
+    /// What the file is called.
+    pub fn name(&self) -> Cow<'_, str> {
+        self.path.file_stem().unwrap_or_default().to_string_lossy()
     }
 
     /// The agent's own table `name`, as the agent reads it; the defaults where there is none.

@@ -98,6 +98,13 @@ impl DeviceName {
         if wanted < found { Ok(()) } else { Err(DeviceError::NoSuchDevice { wanted, found }) }
     }
 
+    /// What is at work there, as traces say it: `cpu`, or the product of a CUDA device, as far as its driver knows.
+    pub fn product(self) -> String {
+        let DeviceName::Cuda(ordinal) = self else { return self.to_string() };
+        let devices = cuda_devices().unwrap_or_default();
+        devices.into_iter().nth(ordinal).map_or_else(|| self.to_string(), |device| device.name)
+    }
+
     /// Makes sure that the device can be used, and returns it as libtorch knows it.
     ///
     /// Call it before any other use of libtorch: whoever asks libtorch for CUDA before its CUDA half is

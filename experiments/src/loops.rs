@@ -129,7 +129,7 @@ pub struct RecordedLoop {
 /// Builds a workload from its configuration.
 pub fn build(config: &FamilyConfig, name: &str, device: Device, seed: u64) -> anyhow::Result<Box<dyn Workload>> {
     let workload = config.workload(name)?;
-    workload.build(name, device, seed).with_context(|| format!("workload {name}"))
+    workload.build_as(name, device, seed, config.manner).with_context(|| format!("workload {name}"))
 }
 
 impl RecordedLoop {
@@ -138,7 +138,7 @@ impl RecordedLoop {
         // Runs are compared bit for bit.
         let on = OpenDevice::open(flags.device, Determinism::Preferred)?;
         let mut workload = build(config, name, on.device, flags.seed)?;
-        let (trace, losses) = record(on.session, workload.as_mut(), iterations, &flags.device.to_string())
+        let (trace, losses) = record(on.session, workload.as_mut(), iterations, &flags.device.product())
             .with_context(|| format!("workload {name}"))?;
         Ok(RecordedLoop { on, workload, trace, losses })
     }

@@ -5,9 +5,11 @@ use std::time::{Instant, SystemTime};
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_runtime::policy_file::Provenance;
 
-/// The provenance of a policy whose training began when `started`, with figures by name that say how good it is.
+/// The provenance of a policy that learned on what these devices recorded and whose training began when `started`, with
+/// figures by name that say how good it is.
 pub fn provenance_of<const FIGURES: usize>(
     config: &FamilyConfig,
+    recorded_on: Vec<String>,
     seed: u64,
     started: Instant,
     quality: [(&str, f64); FIGURES],
@@ -15,6 +17,7 @@ pub fn provenance_of<const FIGURES: usize>(
     Provenance {
         command: command_line(),
         configuration: config.text.clone(),
+        recorded_on,
         seed,
         commit: commit(),
         date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),

@@ -52,6 +52,9 @@ pub struct Provenance {
     pub command: String,
     /// The complete configuration it was trained with, as text.
     pub configuration: String,
+    /// What recorded the iterations that it learned on; empty where nobody said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recorded_on: Vec<String>,
     /// The seed of the training run.
     pub seed: u64,
     /// The commit that the trainer was built from.
@@ -292,6 +295,7 @@ mod tests {
             provenance: Provenance {
                 command: "plimsoll train --config \"gpt.toml\"".to_owned(),
                 configuration: "family = \"gpt\"\n".to_owned(),
+                recorded_on: vec!["cpu".to_owned()],
                 seed: 7,
                 commit: "dd9ef20".to_owned(),
                 date: "2026-11-21T12:00:00Z".to_owned(),

@@ -42,9 +42,9 @@ pub fn session() -> Session {
     Session::install().expect("libtorch takes the interceptor")
 }
 
-/// The shipped configuration of `family`.
-pub fn shipped(family: &str) -> FamilyConfig {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../configs/{family}.toml"));
+/// The shipped configuration of that name: a family's, unless it is one for a GPU.
+pub fn shipped(name: &str) -> FamilyConfig {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../configs/{name}.toml"));
     FamilyConfig::load(path).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -205,6 +205,7 @@ fn train_writes_a_policy_that_inspect_explains() {
     assert_eq!((policy.family.as_str(), policy.provenance.seed), ("gpt", 5));
     assert!(policy.provenance.command.starts_with("plimsoll train --config gpt.toml"));
     assert_eq!(policy.provenance.configuration, std::fs::read_to_string(bench.path("gpt.toml")).unwrap());
+    assert_eq!(policy.provenance.recorded_on, ["cpu"]);
     assert_eq!(policy.provenance.quality["updates"], 3.0);
     let inspected = bench.succeed("inspect gpt.policy").stdout;
     assert!(inspected.contains("policy for the family gpt") && inspected.contains("seed 5"), "{inspected}");

@@ -11,10 +11,12 @@ fn parse(text: &str) -> Result<FamilyConfig, ConfigError> {
     FamilyConfig::parse(Path::new("a.toml"), text)
 }
 
-/// The shipped configuration of `family`.
-fn shipped(family: Family) -> FamilyConfig {
-    let path = format!("{}/../configs/{family}.toml", env!("CARGO_MANIFEST_DIR"));
-    FamilyConfig::load(path).unwrap_or_else(|error| panic!("{error}"))
+/// The shipped configurations of families that have loops.
+fn shipped() -> Vec<FamilyConfig> {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).unwrap();
+    let paths = folder.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    let configs = paths.map(|path| FamilyConfig::load(path).unwrap_or_else(|error| panic!("{error}")));
+    configs.filter(|config| config.family.has_loops()).collect()
 }
 
 /// What is said when `good` in the shipped gpt configuration becomes `bad`.
@@ -30,14 +32,26 @@ fn line(needle: &str) -> usize {
 
 #[test]
 fn shipped_configurations_are_valid() {
+    let configs = shipped();
     for &family in Family::ALL {
-        let config = shipped(family);
-        assert_eq!(config.family, FamilyName::Loops(family));
+        let of_family = |config: &&FamilyConfig| config.name() == family.name();
+        assert_eq!(configs.iter().find(of_family).unwrap().family, FamilyName::Loops(family));
+    }
+    for config in configs {
         assert_eq!(config.evaluation.actions, ActionSet::ALL);
         for (name, workload) in &config.workloads {
-            assert_eq!(workload.family(), family, "{name}");
+            assert_eq!(workload.family().name(), config.family.name(), "{name}");
         }
     }
+}
+
+#[test]
+fn loops_run_in_the_manner_of_their_configuration() {
+    assert_eq!(parse(GPT).unwrap().manner, Manner::default());
+    let mixed = parse(&format!("{GPT}\n[manner]\nbf16 = true\n")).unwrap();
+    assert_eq!(mixed.manner, Manner { bf16: true, one_batch: false });
+    let unknown = parse(&format!("{GPT}\n[manner]\nbf61 = true\n")).unwrap_err().to_string();
+    assert!(unknown.contains("manner.bf61: unknown key `bf61`, did you mean `bf16`?"), "{unknown}");
 }
 
 #[test]
@@ -52,13 +66,12 @@ fn a_family_of_imported_traces_has_no_loops() {
 
 #[test]
 fn drawn_members_are_valid_small_and_different() {
-    for &family in Family::ALL {
-        let config = shipped(family);
+    for config in shipped() {
         let flops_max = config.members.as_ref().unwrap().flops_max;
         let [trained, held_out] = [Split::Train, Split::HeldOut].map(|split| config.members(split, 8, 1).unwrap());
         let mut names = BTreeSet::new();
         for (name, member) in trained.iter().chain(&held_out) {
-            assert_eq!(member.family(), family, "{name}");
+            assert_eq!(member.family().name(), config.family.name(), "{name}");
             assert_eq!(member.validate(), Ok(()), "{name}");
             assert!((1e6..=flops_max).contains(&member.flops()), "{name} takes {} flops", member.flops());
             assert!(names.insert(name), "{name} was drawn twice");

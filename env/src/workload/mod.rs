@@ -48,10 +48,12 @@ pub use unet::UnetConfig;
 pub use vgg::{VggArch, VggConfig};
 pub use vit::VitConfig;
 
+use serde::Deserialize;
 use tch::{TchError, Tensor};
 
-/// How a loop is run beside what its configuration says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How loops are run, whatever their models: the table `[manner]` of a configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Manner {
     /// Whether the forward pass is mixed precision in bfloat16.
     pub bf16: bool,

@@ -38,7 +38,8 @@ pub struct Arguments {
     real: bool,
     #[command(flatten)]
     planner: PlannerFlags,
-    /// Compare on this workload, in place of the configuration's; may be given several times
+    /// Compare on this workload, in place of the configuration's, with --held-out beside members that are drawn; may be given
+    /// several times
     #[arg(long, value_name = "NAME")]
     workload: Vec<String>,
     /// Compare at this budget, in place of the configuration's; may be given several times
@@ -94,8 +95,8 @@ struct AgreementReport<'a> {
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut config = FamilyConfig::load(&arguments.config)?;
     if arguments.held_out.held_out {
-        let Arguments { policy, planner, json, held_out, flags, .. } = &arguments;
-        let request = Request { config, policy, planner, json: json.as_ref(), loops: flags };
+        let Arguments { policy, planner, workload: named, json, held_out, flags, .. } = &arguments;
+        let request = Request { config, named, policy, planner, json: json.as_ref(), loops: flags };
         return held_out::run(request, held_out);
     }
     narrow(&mut config, &arguments)?;

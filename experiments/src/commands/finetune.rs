@@ -126,7 +126,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         ("reward_gap_mean", gap),
         ("updates", pupil.updates_done() as f64),
     ];
-    let provenance = provenance_of(&config, arguments.flags.seed, started, quality);
+    let provenance =
+        provenance_of(&config, vec![arguments.flags.device.product()], arguments.flags.seed, started, quality);
     PolicyFile { family: start.family, actions: start.actions, provenance, weights }.save(&arguments.out)?;
     println!(
         "{}: measured overhead {} before, {} after {} updates ({:+.2} ± {:.2} points): {}; rewards were measured {gap:+.3} \

@@ -85,7 +85,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 /// One step, in a process of its own.
 fn run_step(arguments: &Arguments, part: Part, name: &str, deadline: Deadline) -> anyhow::Result<()> {
-    let member = member(name).with_context(|| format!("--member {name}: there is no such loop"))?;
+    let member = member(name)?;
     let request = Request {
         device: arguments.device,
         out: arguments.out.clone(),

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use plimsoll_env::config::{FamilyConfig, Split};
-use plimsoll_runtime::Trace;
+use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_runtime::file::require_writable;
-use plimsoll_runtime::planner;
+use plimsoll_runtime::{Link, Trace, planner};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use crate::held_out::{
     ALONE, Contest, Contestant, Field, Judged, Known, MakePolicy, PLANNER, PointReport, Skipped, Summary, called, grid,
     print, spread_evenly, way_of,
 };
-use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
 use crate::machine::Machine;
 use crate::members;
 use crate::progress;
@@ -31,13 +31,13 @@ const SIGNED: &str = "held_out.";
 /// Flags of a comparison on held-out members.
 #[derive(Args, Clone, Debug)]
 pub struct HeldOutFlags {
-    /// Compare on held-out members of the family, at seven budgets, over links of 12 and 25 GB/s and by recomputing
-    /// alone, with every baseline and with searches of the same time
-    #[arg(long, conflicts_with_all = ["real", "workload", "budget", "baseline", "iterations",
-        "scatter", "logdir", "link", "host_limit", "spill", "spill_limit"])]
+    /// Compare on held-out members of the family, at seven budgets, over some links and by recomputing alone, with every
+    /// baseline and with searches of the same time
+    #[arg(long, conflicts_with_all = ["real", "budget", "baseline", "iterations", "scatter", "logdir", "link",
+        "host_limit", "spill", "spill_limit"])]
     pub held_out: bool,
     /// With --held-out: compare on the traces in this folder, in place of recording members; logs of simrd count
-    #[arg(long, value_name = "DIR", requires = "held_out")]
+    #[arg(long, value_name = "DIR", requires = "held_out", conflicts_with = "workload")]
     traces: Option<PathBuf>,
     /// With --traces: compare on this trace alone; may be given several times
     #[arg(long, value_name = "NAME", requires = "traces")]
@@ -48,6 +48,10 @@ pub struct HeldOutFlags {
     /// With --held-out: the machine whose times the traces shall have: its profile, the profile's name, or `as-recorded`
     #[arg(long, value_name = "FILE|NAME", default_value = "titan-v", requires = "held_out")]
     hardware: String,
+    /// With --held-out: the links, in GB/s unless told: PCI Express 3 and 4 as programs find them
+    #[arg(long, value_name = "GBPS", value_delimiter = ',', default_values = ["12", "25"], value_parser = bandwidth,
+        requires = "held_out")]
+    links: Vec<Bandwidth>,
     /// With --held-out: allow no swaps at all
     #[arg(long, requires = "held_out")]
     recompute_only: bool,
@@ -75,6 +79,8 @@ pub struct HeldOutFlags {
 pub struct Request<'a> {
     /// The family.
     pub config: FamilyConfig,
+    /// Its members that have a name and are judged on, beside those that are drawn.
+    pub named: &'a [String],
     /// The policy in question.
     pub policy: &'a str,
     /// How much the planner tries, and the searches beside it.
@@ -258,7 +264,9 @@ fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) ->
         Some(folder) => members::load_all(folder)?,
         None => {
             let folder = tempfile::tempdir()?;
-            let names = members::draw(&mut request.config, Split::HeldOut, flags.count, request.loops.seed)?;
+            let mut names = request.named.to_vec();
+            names.iter().try_for_each(|name| request.config.workload(name).map(drop))?;
+            names.extend(members::draw(&mut request.config, Split::HeldOut, flags.count, request.loops.seed)?);
             members::record(&request.config, &names, folder.path(), request.loops, RECORDED_ITERATIONS)?
         }
     };
@@ -280,7 +288,9 @@ fn compare(
 ) -> (Vec<PointReport>, Skipped) {
     let learned: Vec<&dyn MakePolicy> = contest.contestants.iter().map(|contestant| contestant as _).collect();
     let spinner = progress::spinner("choosing points");
-    let (points, mut skipped) = grid(traces, latency_ns, flags.recompute_only, &learned);
+    let links: Vec<Link> =
+        flags.links.iter().map(|link| Link::symmetric(link.bytes_per_second(), latency_ns)).collect();
+    let (points, mut skipped) = grid(traces, &links, flags.recompute_only, &learned);
     spinner.finish_and_clear();
     let bar = progress::bar(points.len() as u64, "baselines");
     let judged: Vec<Judged> = points.into_par_iter().map(Field::judge).inspect(|_| bar.inc(1)).collect();

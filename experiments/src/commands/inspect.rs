@@ -92,6 +92,9 @@ fn policy(file: &PolicyFile) {
     println!("actions: keep{}{}", yes(file.actions.swap, ", swap"), yes(file.actions.recompute, ", recompute"));
     println!("made by: {}", provenance.command);
     println!("seed {}, commit {}, {}", provenance.seed, provenance.commit, provenance.date);
+    if !provenance.recorded_on.is_empty() {
+        println!("learned on what was recorded on: {}", provenance.recorded_on.join(", "));
+    }
     println!("trained for {:.0} s", provenance.training_seconds);
     for (name, value) in &provenance.quality {
         println!("{name}: {value:.4}");

@@ -1,5 +1,6 @@
 //! `plimsoll train`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,7 +154,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         ("best_after_updates", best.updates_done as f64),
         ("updates", course.pupil.updates_done() as f64),
     ];
-    let provenance = provenance_of(&config, arguments.flags.seed, started, quality);
+    let provenance = provenance_of(&config, material.devices(), arguments.flags.seed, started, quality);
     course.pupil.policy_file(&family, config.evaluation.actions, provenance)?.save(&arguments.out)?;
     println!(
         "{}: {:.0} s, validation return {:+.3} (0 is the best heuristic)",
@@ -200,7 +201,7 @@ impl Course {
         let state = Self::state(arguments, stage);
         let (pupil, teacher_evaluations) = pupil(config, arguments, arguments.algorithm[stage], resume, &state)?;
         let (seed, suffix) = (arguments.flags.seed, Self::suffix(arguments, stage));
-        let log = arguments.logdir.join(format!("train-{}-{seed}{suffix}", config.family));
+        let log = arguments.logdir.join(format!("train-{}-{seed}{suffix}", config.name()));
         Ok(Course { pupil, teacher_evaluations, state, log })
     }
 
@@ -384,6 +385,12 @@ impl Material {
             bail!("{}: no trace is left to train on", folder.display());
         }
         Ok(Material { trained: found - found / TRACES_PER_VALIDATION, recorded })
+    }
+
+    /// What recorded them.
+    fn devices(&self) -> Vec<String> {
+        let devices: BTreeSet<&String> = self.recorded.traces.iter().map(|trace| &trace.device).collect();
+        devices.into_iter().cloned().collect()
     }
 
     /// The family of all traces.

@@ -1,16 +1,27 @@
-//! The loops that are checked: models as published on a GPU, tiny ones of the same families on the CPU.
+//! The loops that are checked: of the shipped configurations, models as published on a GPU, and tiny ones on the CPU.
 
+use std::path::Path;
+
+use anyhow::bail;
+use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
-use plimsoll_env::workload::{Arch, GptConfig, Manner, ResnetConfig, WorkloadConfig};
+use plimsoll_env::workload::{Manner, WorkloadConfig};
 use plimsoll_runtime::torch::settings::Determinism;
 
-/// Symbols of GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019, section 2.2).
-const GPT2_VOCABULARY: i64 = 50_257;
+/// The configurations: there is no repository where a check runs.
+const CONFIGURATIONS: [(&str, &str); 4] = [
+    ("gpt2.toml", include_str!("../../../configs/gpt2.toml")),
+    ("resnet224.toml", include_str!("../../../configs/resnet224.toml")),
+    ("gpt.toml", include_str!("../../../configs/gpt.toml")),
+    ("resnet.toml", include_str!("../../../configs/resnet.toml")),
+];
+/// What is behind the name of a loop that is to run in mixed precision, where its configuration says nothing of it.
+const MIXED: &str = "-mixed";
 
 /// A loop that is checked.
 pub struct Member {
     /// Its name.
-    pub name: &'static str,
+    pub name: String,
     /// Its model.
     pub config: WorkloadConfig,
     /// How it is run.
@@ -19,41 +30,20 @@ pub struct Member {
     pub determinism: Determinism,
 }
 
-fn gpt(layers: i64, width: i64, heads: i64, sequence: i64, batch: i64, vocabulary: Option<i64>) -> WorkloadConfig {
-    let (dropout, learning_rate) = (0.1, 3e-4);
-    WorkloadConfig::Gpt(GptConfig { layers, width, heads, sequence, batch, vocabulary, dropout, learning_rate })
-}
-
-fn resnet(arch: Arch, classes: i64, image_size: i64, batch: i64) -> WorkloadConfig {
-    let (depth, width) = if arch == Arch::Cifar { (Some(8), Some(4)) } else { (None, None) };
-    let (learning_rate, momentum) = (0.01, 0.9);
-    WorkloadConfig::Resnet(ResnetConfig { arch, depth, width, classes, image_size, batch, learning_rate, momentum })
-}
-
-/// The loop of that name; none where there is none. Some are for trying the check itself.
-///
-/// Sizes of GPT-2 as in its paper, table 2; those of ResNet as in "Deep Residual Learning for Image Recognition" (He et
-/// al. 2016), table 1. The text and the pictures that they learn are this repository's own.
-pub fn member(name: &str) -> Option<Member> {
-    let mixed = Manner { bf16: true, one_batch: true };
-    let full = Manner { bf16: false, one_batch: true };
-    let vocabulary = Some(GPT2_VOCABULARY);
-    let (name, config, manner) = match name {
-        "gpt-tiny" => ("gpt-tiny", gpt(2, 64, 2, 64, 4, None), full),
-        "gpt-tiny-mixed" => ("gpt-tiny-mixed", gpt(2, 64, 2, 64, 4, None), mixed),
-        "gpt-small" => ("gpt-small", gpt(4, 128, 4, 128, 16, None), full),
-        "gpt2-small" => ("gpt2-small", gpt(12, 768, 12, 1024, 8, vocabulary), mixed),
-        "gpt2-medium" => ("gpt2-medium", gpt(24, 1024, 16, 1024, 8, vocabulary), mixed),
-        "gpt2-large" => ("gpt2-large", gpt(36, 1280, 20, 1024, 8, vocabulary), mixed),
-        "resnet-tiny" => ("resnet-tiny", resnet(Arch::Cifar, 4, 16, 4), full),
-        "resnet50" => ("resnet50", resnet(Arch::Resnet50, 1000, 224, 64), full),
-        "resnet152" => ("resnet152", resnet(Arch::Resnet152, 1000, 224, 32), full),
-        _ => return None,
-    };
-    // libtorch calls the backward pass of max-pooling nondeterministic, and has no other.
-    let strict = matches!(config, WorkloadConfig::Gpt(_));
-    let determinism = if strict { Determinism::Required } else { Determinism::Preferred };
-    Some(Member { name, config, manner, determinism })
+/// The loop of that name.
+pub fn member(name: &str) -> anyhow::Result<Member> {
+    let (workload, mixed) = name.strip_suffix(MIXED).map_or((name, false), |workload| (workload, true));
+    for (path, text) in CONFIGURATIONS {
+        let mut family = FamilyConfig::parse(Path::new(path), text)?;
+        if let Some(config) = family.workloads.remove(workload) {
+            let manner = Manner { bf16: mixed || family.manner.bf16, ..family.manner };
+            // libtorch calls the backward pass of max-pooling nondeterministic, and has no other.
+            let strict = matches!(config, WorkloadConfig::Gpt(_));
+            let determinism = if strict { Determinism::Required } else { Determinism::Preferred };
+            return Ok(Member { name: name.to_owned(), config, manner, determinism });
+        }
+    }
+    bail!("--member {name}: there is no such loop")
 }
 
 /// The loops of a device, by importance.
@@ -77,14 +67,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_member_is_plausible_and_has_its_own_name() {
+    fn every_loop_of_a_check_is_there_and_runs_as_its_configuration_says() {
         for device in [DeviceName::Cpu, DeviceName::Cuda(0)] {
             for name in names(device).iter().chain(&smallest(device)) {
-                let member = member(name).unwrap();
-                assert_eq!(member.name, *name);
-                member.config.validate().unwrap();
+                assert_eq!(member(name).unwrap().name, *name);
             }
         }
-        assert!(member("gpt3").is_none());
+        assert!(member("gpt3").is_err());
+        let [plain, mixed] = ["gpt-tiny", "gpt-tiny-mixed"].map(|name| member(name).unwrap());
+        assert_eq!((plain.manner.bf16, mixed.manner.bf16, &plain.config), (false, true, &mixed.config));
+        assert!(member("gpt2-small").unwrap().manner.bf16);
     }
 }

@@ -184,7 +184,7 @@ impl<'a> Bed<'a> {
 
     /// So many iterations as a trace, and their losses.
     fn record(&self, workload: &mut dyn Workload, iterations: usize) -> anyhow::Result<(Trace, Vec<f64>)> {
-        Ok(record(self.on.session, workload, iterations, &self.name.to_string())?)
+        Ok(record(self.on.session, workload, iterations, &self.name.product())?)
     }
 
     /// What keeps a loop within a budget from its first iteration on.

@@ -18,8 +18,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs the part.
 pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
-    let models: Vec<Value> =
-        names(request.device).iter().filter_map(|name| member(name)).map(|member| described(&member)).collect();
+    let models = names(request.device).iter().map(|name| Ok(described(&member(name)?)));
+    let models = models.collect::<anyhow::Result<Vec<Value>>>()?;
     let asked = json!({ "device": request.device.to_string(), "models": models }).to_string();
     let (script, found) = (request.out.join("plain_pytorch.py"), request.out.join("plain_pytorch.jsonl"));
     std::fs::write(&script, SCRIPT).with_context(|| script.display().to_string())?;

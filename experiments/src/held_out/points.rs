@@ -14,8 +14,6 @@ use super::processor::timed;
 
 /// Budgets as shares of the keep-all peak.
 const RATIOS: [f64; 7] = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3];
-/// Bandwidths both ways, in bytes per second: PCI Express 3 and 4 as programs find them.
-const LINKS_BYTES_PER_S: [f64; 2] = [12e9, 25e9];
 /// Budgets of at most this many times the least feasible one are reported apart: what little room is left decides there.
 const NEAR_LEAST: f64 = 1.1;
 /// Baselines that fit into little.
@@ -47,20 +45,20 @@ pub struct Skipped {
 
 /// The points of `traces`, in order, and how many more there are where nothing has to be evicted or not enough can be.
 ///
-/// `learned` policies help to find the least feasible budget.
+/// Every budget is met over each of `links`, of which there is one at least, and by recomputing alone. `learned` policies
+/// help to find the least feasible budget.
 pub fn grid(
     traces: &[Arc<Trace>],
-    latency_ns: u64,
+    links: &[Link],
     recompute_only: bool,
     learned: &[&dyn MakePolicy],
 ) -> (Vec<Point>, Skipped) {
     let of_trace = |trace: &Arc<Trace>| {
         let lineage = Arc::new(Lineage::of(trace));
-        let swapping = LINKS_BYTES_PER_S.map(|rate| (Link::symmetric(rate, latency_ns), ActionSet::ALL));
-        let recomputing = [(swapping[0].0, ActionSet { swap: false, recompute: true })];
-        let settings: Vec<_> = if recompute_only { vec![] } else { swapping.to_vec() };
+        let swapping = links.iter().map(|&link| (link, ActionSet::ALL)).filter(|_| !recompute_only).collect();
+        let recomputing = vec![(links[0], ActionSet { swap: false, recompute: true })];
         let mut points = Vec::new();
-        for settings in [settings, recomputing.to_vec()].iter().filter(|settings| !settings.is_empty()) {
+        for settings in [swapping, recomputing].iter().filter(|settings| !settings.is_empty()) {
             let instance = |(link, actions), budget_bytes| Instance {
                 trace: trace.clone(),
                 lineage: lineage.clone(),
