@@ -53,16 +53,21 @@ impl Machine {
         }
     }
 
-    /// What copies cost here: over the link that `flag` names, or over this machine's own.
-    pub fn link(&self, flag: &LinkFlag) -> Link {
-        match (self, flag.link) {
-            (Machine::AsRecorded, _) => flag.resolve(),
+    /// What copies cost a plan for `trace`: over the link that `flag` names, or over this machine's own. Of a trace that an
+    /// accelerator recorded that must be named: this host's link is not the accelerator's, and its copies cost no compute here.
+    pub fn link(&self, flag: &LinkFlag, trace: &Trace) -> anyhow::Result<Link> {
+        Ok(match (self, flag.link) {
+            (Machine::AsRecorded, _) if trace.device == PROJECTABLE => flag.resolve(),
+            (Machine::AsRecorded, Some(named)) => Link::symmetric(named.bytes_per_second(), LATENCY_NS),
+            (Machine::AsRecorded, None) => {
+                bail!("{} was recorded on {}: --link says how fast copies are there", trace.workload, trace.device)
+            }
             (Machine::Profiled(profile), None) => profile.link,
             (Machine::Profiled(profile), Some(named)) => {
                 let rate = named.bytes_per_second();
                 Link { offload_bytes_per_s: rate, prefetch_bytes_per_s: rate, ..profile.link }
             }
-        }
+        })
     }
 
     /// Whether `trace` gets other times here. What was recorded on an accelerator has an accelerator's times, and keeps them.

@@ -123,7 +123,7 @@ const BUDGET_SHARES: [f64; 4] = [0.97, 0.94, 0.9, 0.84];
 pub const DECODES_SHARE: f64 = 0.2;
 
 /// The share of the time after which no other baseline is asked.
-pub const PORTFOLIO_SHARE: f64 = 0.5;
+pub const PORTFOLIO_SHARE: f64 = 0.3;
 
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///

@@ -7,8 +7,10 @@
 //! and evict others until the budget is held again (Glover, *Ejection Chains, Reference Structures and Alternating Path
 //! Methods for Traveling Salesman Problems*, 1996), and with grafts, which take over what one of the starts does in a short
 //! stretch (as crossover does in genetic algorithms; a policy's decodes are worth more to the search as such donors than
-//! as starts). Now and then it moves windows together that are alike in every layer (`search/alike.rs`). Deviations: bytes over the budget have a price, so that a walk can cross plans that do not fit; the walk
-//! returns to the best plan at fixed shares of its limits. The search knows no bound, so it never knows that it is done.
+//! as starts). Now and then it moves windows together that are alike in every layer (`search/alike.rs`).
+//!
+//! Deviations: bytes over the budget have a price, so that a walk can cross plans that do not fit; the walk returns to the
+//! best plan at fixed shares of its limits. The search knows no bound, so it never knows that it is done.
 
 mod alike;
 pub(crate) mod cost;
@@ -73,9 +75,9 @@ pub struct Found {
     pub curve: Vec<Improvement>,
 }
 
-/// Searches from the best of `starts` and of a plan that evicts alike what is alike for the best plan of `problem`; where there are several starts
-/// it takes stretches over from all of them. A `guide` sweeps regions anew, by chance, in turn with prices. `watch` hears of
-/// the best so far now and then, with the evaluations and the time spent, and may end the search.
+/// Searches from the best of `starts` and of a plan that evicts alike what is alike for the best plan of `problem`; where
+/// there are several starts it takes stretches over from all of them. A `guide` sweeps regions anew, by chance, in turn with
+/// prices. `watch` hears of the best so far now and then, with the evaluations and the time spent, and may end the search.
 pub fn search(
     problem: Problem<'_>,
     starts: &[Plan],

@@ -31,6 +31,8 @@ fn a_log_of_simrd_is_imported_planned_and_run_online_packed_or_not() {
 
     let planned = bench.call("plan --trace plain.plimsoll --policy msps --budget 90% --link 8GB/s");
     assert!(planned.succeeded, "{}", planned.stderr);
+    let refused = bench.refuse("plan --trace plain.plimsoll --policy msps --budget 90%");
+    assert!(refused.contains("small was recorded on simrd: --link says how fast copies are there"), "{refused}");
     let online = bench.call("plan --trace plain.plimsoll --policy largest --budget 99% --online");
     assert!(online.succeeded, "{}", online.stderr);
     assert!(online.stdout.starts_with("largest online on small"), "{}", online.stdout);

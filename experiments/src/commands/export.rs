@@ -12,6 +12,7 @@ use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Prob
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
 use crate::loops::LinkFlag;
+use crate::machine::Machine;
 use crate::table::{mib, milliseconds};
 
 /// Flags.
@@ -46,7 +47,7 @@ struct Found {
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let trace = Trace::load(&arguments.trace)?;
     let lineage = Lineage::of(&trace);
-    let link = arguments.link.resolve();
+    let link = Machine::AsRecorded.link(&arguments.link, &trace)?;
     let found = match (&arguments.plan, &arguments.policy, arguments.budget) {
         (Some(path), ..) => read(path, &trace, &lineage).with_context(|| format!("--plan {}", path.display()))?,
         (None, Some(policy), Some(budget)) => {

@@ -83,7 +83,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let problem = Problem {
         trace: &trace,
         lineage: &lineage,
-        tiers: machine.link(&arguments.link).into(),
+        tiers: machine.link(&arguments.link, &trace)?.into(),
         budget_bytes: arguments.budget.resolve(trace.peak_bytes),
         actions: arguments.actions,
     };

@@ -12,6 +12,9 @@ use crate::timeline::{Prediction, Timeline};
 const OVER_BUDGET_PRICE: f64 = 3.0;
 /// … where that plan does not fit or costs next to nothing: this share of the keep-all makespan for the whole deficit.
 const LEAST_PRICE: f64 = 0.1;
+/// What the price grows by at each move from a plan that is over the budget, and falls by at each from one that is not. Near the
+/// least budget the last bytes cost many times what the others do, and a walk would never come back to plans that fit.
+const PRICE_STEP: f64 = 0.005;
 
 /// Windows are light that together hold no more than this part of what has to be evicted.
 const LIGHT_SHARE: u64 = 100;
@@ -27,6 +30,8 @@ pub(crate) struct Judge<'a> {
     timeline: Timeline<'a>,
     /// Nanoseconds per byte over the budget.
     price: f64,
+    /// The least that it ever is.
+    least_price: f64,
     /// Runs of the timeline.
     pub(crate) evaluations: u64,
     best: Plan,
@@ -44,7 +49,15 @@ impl<'a> Judge<'a> {
         let delay_ns = evicted.makespan_ns.saturating_sub(keep_all_ns) as f64;
         let deficit = kept.over_budget_bytes.saturating_sub(evicted.over_budget_bytes).max(1) as f64;
         let price = OVER_BUDGET_PRICE * delay_ns.max(LEAST_PRICE * keep_all_ns as f64) / deficit;
-        let mut judge = Judge { problem, timeline, price, evaluations: 2 + evaluations, best, best_prediction: kept };
+        let mut judge = Judge {
+            problem,
+            timeline,
+            price,
+            least_price: price,
+            evaluations: 2 + evaluations,
+            best,
+            best_prediction: kept,
+        };
         judge.note(&first, &evicted);
         judge
     }
@@ -94,6 +107,13 @@ impl<'a> Judge<'a> {
 
     pub(crate) fn best(&self) -> (&Plan, Prediction) {
         (&self.best, self.best_prediction)
+    }
+
+    /// Makes bytes over the budget dearer where a walk stands on a plan that has some, and cheaper again where it does not.
+    pub(crate) fn weigh(&mut self, at_hand: &Prediction) {
+        let factor = 1.0 + PRICE_STEP;
+        let dearer = at_hand.over_budget_bytes > 0;
+        self.price = if dearer { self.price * factor } else { (self.price / factor).max(self.least_price) };
     }
 
     /// Makespan in nanoseconds, and bytes over the budget at their price.

@@ -23,10 +23,15 @@ const WINDOWS: f64 = 2000.0;
 const DESCENTS: u64 = 4;
 /// Moves between two that sweep a region anew. With a guide they are twice as many, every other one swept by it.
 const REGION_INTERVAL: u64 = 150;
+/// … but no fewer than this for each evaluation that a sweep takes: in a long trace one takes hundreds, and single moves gain more.
+const MOVES_PER_SWEPT: u64 = 4;
 /// Moves between two at which windows that are alike are moved together, so many times, and the groups that are evicted at
 /// most for one that is kept.
 const ALIKE_INTERVAL: u64 = 149;
 const ALIKE_MOVES: usize = 30;
+/// So many times, too, before a descent moves single windows, as long as that takes no more than this share of it.
+const ALIKE_ROUNDS: usize = 5;
+const ALIKE_SHARE: f64 = 0.2;
 const ALIKE_EVICTIONS_MAX: usize = 3;
 /// Windows that are guessed before all that are eligible are counted.
 const GUESSES: usize = 12;
@@ -225,7 +230,13 @@ impl<'a> Walk<'a> {
         let crowd = (self.useful.len() as f64 / WINDOWS).max(1.0);
         let scale = delay_ns.max(keep_all_ns / 1000).max(1) as f64 / crowd;
         let region_interval = if self.guide.is_some() { REGION_INTERVAL / 2 } else { REGION_INTERVAL };
-        let (mut moves, mut temperature) = (0u64, HOT * scale);
+        let (mut moves, mut next_region, mut temperature) = (0u64, region_interval, HOT * scale);
+        for _ in 0..ALIKE_ROUNDS {
+            if self.spent() >= first + ALIKE_SHARE * (last - first) {
+                break;
+            }
+            self.move_alike(temperature);
+        }
         while !self.ended && self.judge.evaluations < self.limits.evaluations {
             if moves.is_multiple_of(WATCH_INTERVAL) {
                 let spent = self.spent();
@@ -240,10 +251,12 @@ impl<'a> Walk<'a> {
             if self.astray {
                 self.stand();
             }
+            self.judge.weigh(&self.prediction);
             if moves.is_multiple_of(ALIKE_INTERVAL) {
                 self.move_alike(temperature);
-            } else if moves.is_multiple_of(region_interval) {
-                self.move_region(temperature);
+            } else if moves >= next_region {
+                let swept = self.move_region(temperature);
+                next_region = moves + region_interval.max(MOVES_PER_SWEPT * swept);
             } else if let Some(after) = self.propose() {
                 self.settle(after, temperature);
             } else {
@@ -523,9 +536,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Frees a stretch of the iteration and sweeps it anew, with other preferences.
-    fn move_region(&mut self, temperature: f64) {
-        let before = (self.plan.clone(), self.prediction);
+    /// Frees a stretch of the iteration and sweeps it anew, with other preferences. Returns the evaluations that it took.
+    fn move_region(&mut self, temperature: f64) -> u64 {
+        let (before, evaluations) = ((self.plan.clone(), self.prediction), self.judge.evaluations);
         let operators = self.problem.trace.operators.len();
         let length = (operators * (5 + self.random.below(30))) / 100;
         let from = self.random.below(operators - length.min(operators - 1)) as u32;
@@ -552,6 +565,7 @@ impl<'a> Walk<'a> {
         if !self.accepts(old, new, temperature) {
             self.go_to(&before.0, before.1);
         }
+        self.judge.evaluations - evaluations
     }
 
     /// Lets a sweep make the plan at hand fit, cheapest price per byte first, prices being multiplied by noise.
