@@ -33,10 +33,11 @@ demo: libtorch
 
 # The policies in configs/policies/, one per family: draws, records, trains and judges on held-out members, whose figures
 # go into each policy's file and, point by point, into experiments/results/held-out/. Minutes per family on two cores.
-# FAMILIES names others than all, SEED another seed, TRAIN and JUDGE further flags of the two commands.
+# FAMILIES names others than all, SEED another seed, TRAIN and JUDGE flags of the two commands.
 FAMILIES ?= gpt bert lstm vit resnet vgg densenet mobilenet inception unet autoencoder
 SEED ?= 0
 TRAIN ?=
+JUDGE ?= --points-max 24 --reference-seconds 8
 policies: libtorch
 	cargo build
 	@mkdir -p target/policies configs/policies experiments/results/held-out

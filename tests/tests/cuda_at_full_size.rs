@@ -16,17 +16,23 @@ static STAND_IN: LazyLock<Option<StandIn>> =
 /// Memory of an H200.
 const BYTES: u64 = 141_000_000_000;
 
-/// What a part of the check finds on a published model within that time; none where there is no device.
-fn check(part: &str, member: &str, within: Duration) -> Option<Value> {
+/// The command before the device, in a folder of its own; none where there is no device.
+fn bench(name: &str) -> Option<Bench> {
     let Some(stand_in) = &*STAND_IN else {
         println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
         return None;
     };
-    let folder = format!("{}/full-size-{part}-{member}", env!("CARGO_TARGET_TMPDIR"));
+    let folder = format!("{}/full-size-{name}", env!("CARGO_TARGET_TMPDIR"));
     let mut bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
     for (variable, value) in stand_in.paced("h200", BYTES) {
         bench.set(variable, value);
     }
+    Some(bench)
+}
+
+/// What a part of the check finds on a published model within that time; none where there is no device.
+fn check(part: &str, member: &str, within: Duration) -> Option<Value> {
+    let bench = bench(&format!("{part}-{member}"))?;
     let until = (SystemTime::now() + within).duration_since(UNIX_EPOCH).unwrap().as_secs();
     bench.succeed(&format!("gpu-check --device cuda --out . --part {part} --member {member} --until {until}"));
     Some(bench.json(&format!("{part}-{member}.json")))
@@ -67,5 +73,27 @@ fn plans_are_followed_to_the_byte_and_the_host_never_waits() {
             assert_eq!(point["host_waits_and_allocations"], serde_json::json!([0, 0]), "{member}: {point}");
         }
         assert!(found.get("failures").is_none(), "{found}");
+    }
+}
+
+#[test]
+fn policies_for_published_sizes_are_better_there_than_those_they_started_from() {
+    let Some(bench) = bench("policies") else { return };
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let configs = configs.display();
+    for (config, family, member, budget) in
+        [("gpt2", "gpt", "gpt2-small", "60%"), ("resnet224", "resnet", "resnet50", "45%")]
+    {
+        bench
+            .succeed(&format!("record --config {configs}/{config}.toml --workload {member} --device cuda --out trace"));
+        let overhead = |policy: &str| {
+            let once = "--link 50GB/s --decodes 0 --search-ms 0 --json plan.json";
+            bench.succeed(&format!(
+                "plan --trace trace --policy {configs}/policies/{policy}.policy --budget {budget} {once}"
+            ));
+            bench.json("plan.json")["predicted"]["overhead"].as_f64().unwrap()
+        };
+        let [here, start] = [config, family].map(overhead);
+        assert!(here < start, "{member}: an overhead of {here}, of {start} by the policy of {family}");
     }
 }

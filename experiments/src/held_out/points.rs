@@ -163,12 +163,14 @@ impl Field {
     }
 }
 
-/// At most `most` of `all`, spread evenly.
+/// At most `most` of `all`, spread evenly. Points come in cycles, over budgets and links: where just every n-th were taken, which
+/// might all have the same budget, it is another place of the n each time.
 pub fn spread_evenly<T>(all: Vec<T>, most: usize) -> Vec<T> {
     let (found, kept) = (all.len(), most.min(all.len()));
+    let place = |next: usize| next * found / kept + if found.is_multiple_of(kept) { next % (found / kept) } else { 0 };
     let mut next = 0;
     let mut take = |index: usize| {
-        let wanted = next < kept && index == next * found / kept;
+        let wanted = next < kept && index == place(next);
         next += usize::from(wanted);
         wanted
     };
@@ -183,6 +185,7 @@ mod tests {
     fn a_spread_has_the_size_that_was_asked_for_and_reaches_over_all() {
         assert_eq!(spread_evenly((0..10).collect(), 4), [0, 2, 5, 7]);
         assert_eq!(spread_evenly((0..3).collect(), 4), [0, 1, 2]);
+        assert_eq!(spread_evenly((0..12).collect(), 4), [0, 4, 8, 9], "every third of the cycle");
         assert_eq!(spread_evenly((0..5).collect(), 0), Vec::<i32>::new());
     }
 }
