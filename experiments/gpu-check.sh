@@ -16,7 +16,10 @@ case $version in
     exit 1
     ;;
 esac
-LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# NVIDIA's libraries load some of their own by name alone, as cuDNN's attention does the compiler that it comes with.
+for libraries in "$folder"/../nvidia/*/lib "$folder/lib"; do
+    LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+done
 export LD_LIBRARY_PATH
 for policy in "$here"/configs/policies/*.policy; do
     set -- --policy "$policy" "$@"

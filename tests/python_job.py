@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import pathlib
 
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ def train_step(model, optimizer, device):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget")
-    parser.add_argument("--policy")
+    parser.add_argument("--policy", type=pathlib.Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--detect", action="store_true")

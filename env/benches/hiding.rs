@@ -84,7 +84,7 @@ fn run(session: Session, workload: &mut dyn Workload, paced: Link, instance: &In
     executor.iteration(|| workload.iteration().unwrap()).unwrap();
     let (mut ratios, mut stall_ns, mut swapped_bytes) = (Ratios::default(), Vec::new(), 0);
     for _ in 0..TURNS {
-        executor.watch_next();
+        executor.watch_next(true);
         let kept = Spent::by(|| executor.iteration(|| workload.iteration().unwrap()).unwrap());
         let mut report = None;
         let swapped = Spent::by(|| report = Some(executor.iteration(|| workload.iteration().unwrap()).unwrap().1));

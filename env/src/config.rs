@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use plimsoll_runtime::plan::{Action, ActionSet};
-use serde::de::{DeserializeOwned, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::units::{Budget, Bytes, Link};
@@ -88,7 +88,14 @@ impl<'de> Deserialize<'de> for FamilyName {
         if name == SIMRD {
             return Ok(FamilyName::Simrd);
         }
-        Family::deserialize(name.as_str().into_deserializer()).map(FamilyName::Loops)
+        let known = Family::ALL.iter().find(|family| family.name() == name);
+        known.copied().map(FamilyName::Loops).ok_or_else(|| {
+            let names: Vec<&str> = Family::ALL.iter().map(|family| family.name()).collect();
+            D::Error::custom(format_args!(
+                "no family `{name}`: expected {}, or `{SIMRD}`, which has no loops and takes any traces with --traces",
+                names.join(", ")
+            ))
+        })
     }
 }
 

@@ -91,8 +91,8 @@ impl Chosen {
         }
     }
 
-    /// Warns where a learned policy was trained on another family or with other actions.
-    pub fn warn_of_mismatch(&self, family: &str, actions: ActionSet) {
+    /// Warns where a learned policy was trained on another family.
+    pub fn warn_of_family(&self, family: &str) {
         let Chosen::Learned { name, file } = self else { return };
         if file.family != family {
             eprintln!(
@@ -101,7 +101,14 @@ impl Chosen {
                 file.family
             );
         }
-        if file.actions != actions {
+    }
+
+    /// Warns where a learned policy was trained on another family or with other actions.
+    pub fn warn_of_mismatch(&self, family: &str, actions: ActionSet) {
+        self.warn_of_family(family);
+        if let Chosen::Learned { name, file } = self
+            && file.actions != actions
+        {
             eprintln!("plimsoll: warning: {name} was trained with another set of actions");
         }
     }

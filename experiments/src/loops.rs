@@ -27,7 +27,7 @@ pub struct LoopFlags {
     /// Where the loop runs: cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: DeviceName,
-    /// Seed of the model's parameters, its data and its dropout
+    /// Seed of the model's parameters, its data and its dropout, of members that are drawn, and of a learner
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub seed: u64,
 }
@@ -48,7 +48,8 @@ impl LoopFlags {
 /// The flag that says how fast copies are.
 #[derive(Args, Clone, Debug)]
 pub struct LinkFlag {
-    /// Emulate a link of this bandwidth, such as 8GB/s, by pacing the host copies [default: as fast as this host copies]
+    /// A link of this bandwidth, such as 8GB/s: plans reckon with it, and copies are paced to it [default: as fast as this
+    /// host copies]
     #[arg(long, value_name = "GBPS", value_parser = bandwidth)]
     pub link: Option<Bandwidth>,
 }
@@ -69,6 +70,12 @@ impl LinkFlag {
     pub fn is_emulated(&self) -> bool {
         self.link.is_some()
     }
+}
+
+/// A link in words.
+pub fn described(link: &Link) -> String {
+    let [there, back] = [link.offload_bytes_per_s, link.prefetch_bytes_per_s].map(|rate| format!("{:.1}", rate / 1e9));
+    if there == back { format!("a link of {there} GB/s") } else { format!("a link of {there} and back {back} GB/s") }
 }
 
 /// An emulated link of the same bandwidth both ways. Its copies are this host's, and cost compute what those cost.

@@ -3,6 +3,7 @@
 //! A folder of recorded traces holds the roofline of the machine that recorded them, measured before and after: times
 //! can only be projected from the machine on which they were measured, as fast as it was then. Nothing here records.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -15,6 +16,12 @@ use crate::results::write_json;
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
 pub const RECORDED_ON: &str = "recorded-on.json";
+/// The profiles that there are without a folder.
+const SHIPPED: [(&str, &str); 3] = [
+    ("titan-v", include_str!("../../configs/hardware/titan-v.toml")),
+    ("a100", include_str!("../../configs/hardware/a100.toml")),
+    ("h200", include_str!("../../configs/hardware/h200.toml")),
+];
 /// The device whose times a roofline of this machine explains.
 const PROJECTABLE: &str = "cpu";
 
@@ -28,7 +35,7 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// `as-recorded`, the path of a profile, or the name of one in the folder `hardware/` beside `config`.
+    /// `as-recorded`, the path of a profile, or the name of one: in the folder `hardware/` beside `config`, or a shipped one.
     pub fn find(name: &str, config: Option<&Path>) -> anyhow::Result<Self> {
         if name == AS_RECORDED {
             return Ok(Machine::AsRecorded);
@@ -36,13 +43,16 @@ impl Machine {
         let folder = config.and_then(Path::parent).unwrap_or(Path::new("configs")).join("hardware");
         let named = folder.join(format!("{name}.toml"));
         let path = if name.ends_with(".toml") { PathBuf::from(name) } else { named };
-        if !path.exists() {
-            bail!(
-                "no machine `{name}`: expected `{AS_RECORDED}`, a profile's path, or its name in {}",
-                folder.display()
-            );
-        }
-        Ok(Machine::Profiled(Box::new(HardwareProfile::load(&path)?)))
+        let profile = match SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
+            _ if path.exists() => HardwareProfile::load(&path)?,
+            Some((_, text)) => HardwareProfile::parse(&path, text)?,
+            None => bail!(
+                "no machine `{name}`: expected `{AS_RECORDED}`, a profile's path, its name in {}, or {}",
+                folder.display(),
+                SHIPPED.map(|(shipped, _)| shipped).join(", "),
+            ),
+        };
+        Ok(Machine::Profiled(Box::new(profile)))
     }
 
     /// Latency of a copy: the profile's, or that of an emulated link.
@@ -70,37 +80,52 @@ impl Machine {
         })
     }
 
-    /// Whether `trace` gets other times here. What was recorded on an accelerator has an accelerator's times, and keeps them.
-    pub fn projects(&self, trace: &Trace) -> bool {
-        matches!(self, Machine::Profiled(_)) && trace.device == PROJECTABLE
-    }
-
-    /// `trace` with the times of this machine, where it [gets other ones](Machine::projects).
-    pub fn project(&self, trace: &Trace, recorded_on: &Roofline) -> Trace {
-        match self {
-            Machine::Profiled(profile) if self.projects(trace) => {
-                profile.project(trace, recorded_on, Precision::F32).expect("a profile always has a value for f32")
-            }
+    /// `trace` with the times of this machine. What was recorded on an accelerator has an accelerator's times, and keeps them.
+    pub fn project(&self, trace: &Trace, recorded_on: &RecordedOn) -> anyhow::Result<Trace> {
+        Ok(match self {
+            Machine::Profiled(profile) if trace.device == PROJECTABLE => profile
+                .project(trace, &recorded_on.roofline()?, Precision::F32)
+                .expect("a profile always has a value for f32"),
             Machine::Profiled(_) | Machine::AsRecorded => trace.clone(),
-        }
+        })
     }
 }
 
-/// The roofline of the machine that recorded the traces in `folder`, as the folder says; where it says nothing, that of
-/// this machine, measured now.
-pub fn recorded_on(folder: &Path) -> anyhow::Result<Roofline> {
-    let path = folder.join(RECORDED_ON);
-    if !path.exists() {
-        return Ok(Roofline::of_host()?);
+/// What the machine that recorded the traces in a folder does at best: what a file in the folder says, and where there is none
+/// what this machine does. That is found out when it is first asked for.
+pub struct RecordedOn {
+    folder: PathBuf,
+    found: OnceCell<Roofline>,
+}
+
+impl RecordedOn {
+    /// Of the traces in `folder`.
+    pub fn of(folder: &Path) -> Self {
+        RecordedOn { folder: folder.to_owned(), found: OnceCell::new() }
     }
-    let name = || path.display().to_string();
-    let bytes = std::fs::read(&path).with_context(name)?;
-    serde_json::from_slice(&bytes).with_context(name)
+
+    fn roofline(&self) -> anyhow::Result<Roofline> {
+        if let Some(&found) = self.found.get() {
+            return Ok(found);
+        }
+        let path = self.folder.join(RECORDED_ON);
+        let roofline = if path.exists() {
+            let name = || path.display().to_string();
+            serde_json::from_slice(&std::fs::read(&path).with_context(name)?).with_context(name)?
+        } else {
+            eprintln!(
+                "plimsoll: warning: there is no {}: this machine is taken for the one that recorded",
+                path.display()
+            );
+            Roofline::of_host()?
+        };
+        Ok(*self.found.get_or_init(|| roofline))
+    }
 }
 
 /// Measures this machine, and writes into `folder` the best of that and of what was measured `before`: what else ran in
 /// between makes a machine look slower than it is.
-pub fn save_recorded_on(folder: &Path, before: &Roofline) -> anyhow::Result<Roofline> {
+pub fn save_recorded_on(folder: &Path, before: &Roofline) -> anyhow::Result<RecordedOn> {
     let after = Roofline::of_host()?;
     let best = Roofline {
         flops_per_s: before.flops_per_s.max(after.flops_per_s),
@@ -109,5 +134,5 @@ pub fn save_recorded_on(folder: &Path, before: &Roofline) -> anyhow::Result<Roof
         ..after
     };
     write_json(&folder.join(RECORDED_ON), &best)?;
-    Ok(best)
+    Ok(RecordedOn { folder: folder.to_owned(), found: OnceCell::from(best) })
 }

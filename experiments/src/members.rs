@@ -12,7 +12,7 @@ use plimsoll_runtime::Trace;
 
 use crate::commands::import::read_simrd;
 use crate::loops::{LoopFlags, RecordedLoop};
-use crate::machine::{recorded_on, save_recorded_on};
+use crate::machine::{RecordedOn, save_recorded_on};
 use crate::progress;
 use crate::table::mib;
 
@@ -26,7 +26,7 @@ pub struct Recorded {
     /// The traces.
     pub traces: Vec<Arc<Trace>>,
     /// What that machine does at best.
-    pub recorded_on: Roofline,
+    pub recorded_on: RecordedOn,
 }
 
 /// Draws `count` members of `split` and puts them among the workloads of `config`. Returns their names.
@@ -73,7 +73,7 @@ pub fn record(
 pub fn load_named(folder: &Path, names: &[String]) -> anyhow::Result<Recorded> {
     let load = |name: &String| -> anyhow::Result<Arc<Trace>> { Ok(Arc::new(Trace::load(path(folder, name))?)) };
     let traces = names.iter().map(load).collect::<anyhow::Result<_>>()?;
-    Ok(Recorded { traces, recorded_on: recorded_on(folder)? })
+    Ok(Recorded { traces, recorded_on: RecordedOn::of(folder) })
 }
 
 /// Loads every trace in `folder`, and every log of simrd as the trace that it is, in the order of their names.
@@ -88,7 +88,7 @@ pub fn load_all(folder: &Path) -> anyhow::Result<Recorded> {
         bail!("{}: holds no traces (*.{TRACE_EXTENSION}) and no logs of simrd", folder.display());
     }
     let traces = paths.iter().map(|path| load(path).map(Arc::new)).collect::<anyhow::Result<_>>()?;
-    Ok(Recorded { traces, recorded_on: recorded_on(folder)? })
+    Ok(Recorded { traces, recorded_on: RecordedOn::of(folder) })
 }
 
 fn holds_trace(path: &Path) -> bool {

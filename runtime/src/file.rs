@@ -122,6 +122,9 @@ fn temporary_beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    if !folder.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
+    }
     tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)
 }
 

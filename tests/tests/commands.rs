@@ -277,8 +277,10 @@ fn finetune_ends_with_the_start_or_with_what_was_measured_faster() {
             assert!(events.windows(tag.len()).any(|window| window == tag.as_bytes()), "{tag} is not logged");
         }
     }
-    let none = bench.refuse(&line.replace("80%", "120%").replace("--updates", "--out never.policy --updates"));
-    assert!(none.contains("needs no plan"), "{none}");
+    for (budget, why) in [("120%", "needs no plan"), ("1KiB", "bytes can never be evicted")] {
+        let none = bench.refuse(&line.replace("80%", budget).replace("--updates", "--out never.policy --updates"));
+        assert!(none.contains(why), "{none}");
+    }
 }
 
 #[test]
@@ -441,7 +443,10 @@ fn run_holds_the_budget_and_changes_nothing() {
         "run --config gpt.toml --workload gpt-tiny --policy keep-all --budget 100% --iterations 1 --interleave --json plain.json",
     );
     assert!(!plain.stdout.contains("emulated"), "{}", plain.stdout);
+    assert!(plain.stdout.contains("beside untouched iterations, predicted +0.0%"), "{}", plain.stdout);
     assert!(bench.json("plain.json")["identical"].is_null(), "not compared unless asked");
+    let none = bench.call("run --config gpt.toml --workload gpt-tiny --policy dtr --budget 80% --iterations 0");
+    assert!(!none.succeeded && none.stderr.contains("--iterations"), "{}", none.stderr);
 }
 
 #[test]
@@ -480,6 +485,28 @@ fn a_policy_of_another_family_is_a_warning() {
     let call = bench.succeed("plan --trace resnet.plimsoll --policy gpt.policy --budget 80% --link 1GB/s");
     assert!(call.stderr.contains("warning: gpt.policy was trained on the family gpt"), "{}", call.stderr);
     assert_eq!(call.stderr.lines().count(), 1, "{}", call.stderr);
+    let by = "--policy gpt.policy --budget 80% --link 1GB/s";
+    for other in [
+        format!("export resnet.plimsoll {by} --out resnet.json"),
+        format!("hold resnet.toml:resnet-tiny {by} --iterations 1"),
+    ] {
+        let call = bench.succeed(&other);
+        assert!(call.stderr.contains("warning: gpt.policy was trained on the family gpt"), "{}", call.stderr);
+    }
+}
+
+#[test]
+fn a_plan_says_over_which_link_and_knows_the_shipped_machines_anywhere() {
+    let bench = bench();
+    let line = "plan --trace gpt.plimsoll --policy dtr --budget 90%";
+    let over = |flags: &str| bench.succeed(&format!("{line} {flags}"));
+    assert!(over("--link 1GB/s").stdout.contains(" MiB over a link of 1.0 GB/s: "));
+    let shipped = over("--hardware titan-v");
+    assert!(shipped.stdout.contains(" over a link of 15.8 GB/s: "), "{}", shipped.stdout);
+    let warning = "warning: there is no recorded-on.json: this machine is taken for the one that recorded";
+    assert!(shipped.stderr.contains(warning), "{}", shipped.stderr);
+    let unknown = bench.refuse(&format!("{line} --hardware titan-w"));
+    assert!(unknown.contains("no machine `titan-w`") && unknown.contains("titan-v, a100, h200"), "{unknown}");
 }
 
 #[test]
@@ -530,6 +557,7 @@ fn a_wrong_configuration_is_refused_by_file_and_key() {
         ("baseline.toml", "\"capuchin\"", "\"capucin\"", "capucin"),
         ("value.toml", "dropout = 0.1", "dropout = 1.5", "workloads.gpt-tiny.dropout"),
         ("toml.toml", "family = \"gpt\"", "family = \"gpt", "toml.toml"),
+        ("family.toml", "family = \"gpt\"", "family = \"mine\"", "no family `mine`: expected gpt, bert"),
     ] {
         assert!(good.contains(found), "{found}");
         bench.write(name, good.replacen(found, wrong, 1));
@@ -568,6 +596,9 @@ fn files_that_cannot_be_used_are_refused_by_name() {
         ("inspect missing.plan".to_owned(), "missing.plan: No such file"),
         ("inspect short.plimsoll".to_owned(), "short.plimsoll: truncated"),
         ("inspect short.policy".to_owned(), "short.policy: malformed policy: truncated"),
+        ("inspect gpt.toml".to_owned(), "neither a trace nor a plan: gpt.toml: not a plimsoll policy file"),
+        ("summarise gpt.toml".to_owned(), "gpt.toml: no report of `evaluate --held-out --json`"),
+        ("behaviour gpt.policy".to_owned(), "gpt.policy: neither a plimsoll trace, nor a memory snapshot"),
         ("record --config missing.toml --workload gpt-tiny --out x.plimsoll".to_owned(), "missing.toml: No such file"),
         ("train --config gpt.toml --out never.policy --resume".to_owned(), "never.policy.state: No such file"),
     ] {

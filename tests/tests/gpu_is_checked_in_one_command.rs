@@ -11,11 +11,15 @@ fn bench(name: &str) -> Bench {
 
 /// What a part found on a loop. The part must have been done.
 fn found<'a>(report: &'a Value, part: &str, member: &str) -> &'a Value {
-    let steps = report["steps"].as_array().unwrap();
-    let step = steps.iter().find(|step| step["part"] == part && step["member"] == member);
-    let step = step.unwrap_or_else(|| panic!("{part} on {member} is missing: {steps:?}"));
+    let step = step(report, part, member);
     assert_eq!(step["outcome"], "done", "{step}");
     &step["found"]
+}
+
+fn step<'a>(report: &'a Value, part: &str, member: &str) -> &'a Value {
+    let steps = report["steps"].as_array().unwrap();
+    let step = steps.iter().find(|step| step["part"] == part && step["member"] == member);
+    step.unwrap_or_else(|| panic!("{part} on {member} is missing: {steps:?}"))
 }
 
 #[test]
@@ -70,10 +74,12 @@ fn what_could_not_be_done_is_told_and_stops_nothing_else() {
          --minutes 10 --out out",
     );
     let report = bench.json("out/gpu-check.json");
-    let python = found(&report, "pytorch", "gpt-tiny")["not_run"].as_str().unwrap();
-    assert!(python.contains("no-such-python"), "{python}");
-    assert!(found(&report, "memory", "gpt-tiny")["not_run"].is_string());
-    assert!(found(&report, "batch", "gpt-tiny")["not_run"].is_string());
+    for (part, why) in
+        [("pytorch", "no-such-python: "), ("memory", "libtorch does not"), ("batch", "libtorch does not")]
+    {
+        let outcome = step(&report, part, "gpt-tiny")["outcome"].as_str().unwrap();
+        assert!(outcome.starts_with(&format!("not run: {why}")), "{outcome}");
+    }
     let cost = &found(&report, "interceptor", "gpt-tiny")["cost"];
     assert!(cost["operators"].as_u64() > Some(100) && cost["plain_ns"].as_u64() > Some(0), "{cost}");
 }
@@ -85,6 +91,8 @@ fn a_machine_without_a_gpu_gets_one_clear_line() {
     assert!(refusal.contains("no NVIDIA driver") || refusal.contains("cuda:1000"), "{refusal}");
     assert!(!bench.path("out").exists());
     assert!(bench.refuse("gpu-check --minutes 0 --out out").contains("--minutes"));
+    assert!(bench.refuse("gpu-check --device cpu --policy dtr --out out").contains("--policy: dtr"));
+    assert!(!bench.path("out").exists());
 }
 
 #[test]

@@ -124,7 +124,8 @@ fn what_cannot_be_done_is_an_exception() {
         ("--budget 1MiB", "torch.OutOfMemoryError", "the least feasible budget found so far"),
         ("--budget 2lights", "ValueError", "2lights"),
         ("--budget 1GiB --device tpu", "ValueError", "unknown device `tpu`"),
-        ("--budget 1GiB --policy missing.policy", "OSError", "missing.policy"),
+        ("--budget 1GiB --policy missing.policy", "OSError", "missing.policy: No such file"),
+        ("--budget 1GiB --policy dttr", "OSError", "nor is there a baseline of that name, only keep-all"),
     ] {
         let complaint = ground.job(flags).unwrap_err();
         assert!(complaint.starts_with(exception) && complaint.contains(words), "{flags}: {complaint}");

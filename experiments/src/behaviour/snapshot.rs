@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 
 use super::history::{Block, History, Kind};
@@ -87,7 +87,8 @@ pub fn read(path: &Path, bytes: &[u8], device: usize) -> anyhow::Result<Recorded
         serde_json::from_slice(bytes).context("not a memory snapshot as JSON")?
     } else {
         serde_pickle::from_slice(bytes, serde_pickle::DeOptions::new().decode_strings())
-            .context("neither a plimsoll trace, nor a memory snapshot as a pickle or as JSON")?
+            // What it read last may be anything, and long.
+            .map_err(|_| anyhow!("neither a plimsoll trace, nor a memory snapshot as a pickle or as JSON"))?
     };
     let devices = snapshot.device_traces.len();
     let Some(entries) = snapshot.device_traces.get(device) else {

@@ -84,6 +84,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         workload.validate().with_context(|| format!("a batch of {batch}"))?;
     }
     let policy = Chosen::parse(&arguments.policy)?;
+    policy.warn_of_family(&config.family.to_string());
     let link = arguments.link.resolve();
     let (half, int8) = (Form::Half.probe()?, Form::Int8.probe()?);
     let methods = methods(link, half, int8, &policy);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
@@ -100,6 +100,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         return held_out::run(request, held_out);
     }
     narrow(&mut config, &arguments)?;
+    ensure!(
+        !config.evaluation.workloads.is_empty(),
+        "{} names no workloads to compare on; --held-out --traces compares on traces",
+        arguments.config.display()
+    );
     let policies = policies(&config, &arguments.policy)?;
     [&arguments.json, &arguments.scatter, &arguments.agreement]
         .into_iter()
@@ -230,10 +235,10 @@ fn print(comparison: &Comparison<'_>, results: &[PointResult]) {
         "budget",
         "policy",
         "decided by",
-        "predicted",
+        "predicted peak",
         "measured",
         "held",
-        "predicted",
+        "predicted overhead",
         "measured",
         "identical",
     ]);

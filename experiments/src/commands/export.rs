@@ -11,7 +11,7 @@ use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Prob
 
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
-use crate::loops::LinkFlag;
+use crate::loops::{LinkFlag, described};
 use crate::machine::Machine;
 use crate::table::{mib, milliseconds};
 
@@ -52,6 +52,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         (Some(path), ..) => read(path, &trace, &lineage).with_context(|| format!("--plan {}", path.display()))?,
         (None, Some(policy), Some(budget)) => {
             let policy = Chosen::parse(policy)?;
+            policy.warn_of_mismatch(&trace.family, ActionSet::ALL);
             let budget_bytes = budget.resolve(trace.peak_bytes);
             let problem =
                 Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
@@ -67,11 +68,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let subject = Subject { trace: &trace, policy: &policy, budget_bytes };
     write_whole(&arguments.out, &serde_json::to_vec(&chrome_trace(&subject, &timetable))?)?;
     println!(
-        "{}: {} on {} at {} MiB, {} spans in {} ms, peak {} MiB",
+        "{}: {} on {} at {} MiB over {}, {} spans in {} ms, peak {} MiB",
         arguments.out.display(),
         policy,
         trace.workload,
         mib(budget_bytes),
+        described(&link),
         timetable.spans.len(),
         milliseconds(prediction.makespan_ns),
         mib(prediction.peak_bytes),

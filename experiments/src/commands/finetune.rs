@@ -14,9 +14,10 @@ use plimsoll_env::units::{Budget, Link as Bandwidth};
 use plimsoll_env::{Domain, Instance, TorchEnvironment};
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::network::{Network, NetworkWeights};
-use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, PolicyFile, plan};
+use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, Planner, PolicyFile, plan};
 
 use super::train::{STEPS_MAX, describe, scalars, watch_for_interrupt};
+use crate::chosen::Chosen;
 use crate::loops::{LATENCY_NS, LoopFlags, bandwidth, build, emulated};
 use crate::progress;
 use crate::provenance::provenance_of;
@@ -100,11 +101,16 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.flags.require_cpu("finetune")?;
     let config = FamilyConfig::load(&arguments.config)?;
     let start = PolicyFile::load(&arguments.from).context("--from")?;
+    let chosen = Chosen::Learned { name: arguments.from.display().to_string(), file: Box::new(start.clone()) };
+    chosen.warn_of_family(&config.family.to_string());
     require_writable(&arguments.out)?;
     let mut pupil = pupil(&arguments, &start.weights)?;
     let link = emulated(arguments.link.unwrap_or(config.evaluation.link));
     let mut environment = open(&config, &arguments, link)?;
     let instances = instances(&config, &arguments, &environment, link);
+    for instance in &instances {
+        chosen.plan_or_refuse(instance.problem(), &Planner::decoding(0, 0))?;
+    }
     let name = format!("finetune-{}-{}", arguments.workload, arguments.flags.seed);
     let mut log = RunLog::create(arguments.logdir.join(name))?;
     describe(&mut log, &config, pupil.as_ref())?;

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use plimsoll_env::device::{CudaDevice, DeviceName, cuda_devices};
+use plimsoll_runtime::PolicyFile;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::gpu_check::{Deadline, Findings, Part, Request, Step, member, schedule};
+use crate::gpu_check::{Deadline, Findings, Outcome, Part, Request, Step, member, schedule};
 use crate::provenance::command_line;
 use crate::results::write_json;
 
@@ -18,6 +19,9 @@ use crate::results::write_json;
 const PAUSE: Duration = Duration::from_millis(50);
 /// What a part is given beyond its time to write what it has found.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Of what a part complains of, so much is kept.
+const COMPLAINTS_BYTES_MAX: usize = 8 << 10;
 
 /// Flags.
 #[derive(Args)]
@@ -65,8 +69,9 @@ struct Report {
 struct StepReport {
     part: Part,
     member: &'static str,
-    /// `done`, or why not.
-    outcome: String,
+    outcome: Outcome,
+    /// The end of what it complained of, whatever it came to.
+    complaints: String,
     seconds: f64,
     found: Value,
 }
@@ -103,6 +108,9 @@ fn findings_path(out: &Path, part: Part, member: &str) -> PathBuf {
 fn run_all(arguments: &Arguments) -> anyhow::Result<()> {
     // Before anything is written: a machine without the device gets one clear line.
     arguments.device.check()?;
+    for path in &arguments.policy {
+        PolicyFile::load(path).context("--policy")?;
+    }
     std::fs::create_dir_all(&arguments.out).with_context(|| format!("--out {}", arguments.out.display()))?;
     let whole = Duration::from_secs_f64(60.0 * arguments.minutes);
     let end = Deadline::after(whole);
@@ -124,15 +132,22 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<()> {
         write_json(&path, &report)?;
     }
     println!("{}", path.display());
-    let undone = report.steps.iter().filter(|step| step.outcome != "done").count();
-    if undone > 0 {
-        bail!("{undone} of {} steps were not done; {} says why", report.steps.len(), path.display());
+    let failed = report.steps.iter().filter(|step| matches!(step.outcome, Outcome::Failed(_))).count();
+    if failed > 0 {
+        bail!("{failed} of {} steps failed; {} says why", report.steps.len(), path.display());
     }
     Ok(())
 }
 
 fn skipped(Step { part, member, .. }: Step) -> StepReport {
-    StepReport { part, member, outcome: "no time was left".to_owned(), seconds: 0.0, found: Value::Null }
+    StepReport {
+        part,
+        member,
+        outcome: Outcome::Failed("no time was left".to_owned()),
+        complaints: String::new(),
+        seconds: 0.0,
+        found: Value::Null,
+    }
 }
 
 /// Runs a step in a process of its own, and ends it when its time is over.
@@ -149,23 +164,31 @@ fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<
         command.arg("--policy").arg(policy);
     }
     // So that matrix products give the same bits in every run.
-    command.env("CUBLAS_WORKSPACE_CONFIG", ":4096:8").stdin(Stdio::null()).stdout(Stdio::null());
+    command.env("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
+    // So that none is taken late, by the first product of its kind on another thread, in the midst of what is measured.
+    command.env("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1");
+    command.env("RUST_BACKTRACE", "1").stdin(Stdio::null()).stdout(Stdio::null());
     let complaints_at = arguments.out.join("stderr.txt");
     command.stderr(std::fs::File::create(&complaints_at).with_context(|| complaints_at.display().to_string())?);
     let started = Instant::now();
     let mut child = command.spawn().context("starting a step")?;
     let ended = wait(&mut child, time + GRACE)?;
     let seconds = started.elapsed().as_secs_f64();
-    let complaints = std::fs::read(&complaints_at).unwrap_or_default();
+    let complaints = end_of(&std::fs::read(&complaints_at).unwrap_or_default());
     let _ = std::fs::remove_file(&complaints_at);
     let found = Findings::read(&found_at);
     let _ = std::fs::remove_file(&found_at);
     let outcome = match ended {
-        None => "ended by force, its time was over".to_owned(),
-        Some(status) if status.success() => "done".to_owned(),
-        Some(status) => format!("{status}: {}", last_line(&String::from_utf8_lossy(&complaints))),
+        None => Outcome::of_ended(&found),
+        Some(status) if status.success() => Outcome::of(&found),
+        Some(status) => Outcome::Failed(format!("{status}: {}", last_line(&complaints))),
     };
-    Ok(StepReport { part, member, outcome, seconds, found })
+    Ok(StepReport { part, member, outcome, complaints, seconds, found })
+}
+
+/// The last [`COMPLAINTS_BYTES_MAX`] of a text.
+fn end_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(COMPLAINTS_BYTES_MAX)..]).into_owned()
 }
 
 /// The line that says what went wrong: ours where there is one.

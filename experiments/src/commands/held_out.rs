@@ -276,7 +276,7 @@ fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) ->
     if !flags.only.is_empty() {
         recorded.traces.retain(|trace| flags.only.contains(&trace.workload));
     }
-    Ok(recorded.traces.iter().map(|trace| Arc::new(machine.project(trace, &recorded.recorded_on))).collect())
+    recorded.traces.iter().map(|trace| Ok(Arc::new(machine.project(trace, &recorded.recorded_on)?))).collect()
 }
 
 /// Lets everything plan at every point that says something.

@@ -128,7 +128,8 @@ struct KeepAll {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     ensure!(arguments.iterations > 0, "--iterations 0: there is nothing to run");
-    if let Chosen::Baseline(name) = Chosen::parse(&arguments.policy)? {
+    let policy = Chosen::parse(&arguments.policy)?;
+    if let Chosen::Baseline(name) = policy {
         ensure!(BASELINES.contains(&name), "--policy {name}: a search takes too long for a loop under way");
     }
     arguments.json.as_deref().map_or(Ok(()), require_writable)?;
@@ -138,6 +139,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         anyhow::Ok((config, &name.workload))
     });
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
+    for (config, _) in &configs {
+        policy.warn_of_family(&config.family.to_string());
+    }
     let emulated = arguments.link.is_emulated();
     let tiers = arguments.tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
     let on = OpenDevice::open(arguments.flags.device, Determinism::Preferred)?;

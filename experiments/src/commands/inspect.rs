@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
 use plimsoll_runtime::observation::FEATURE_TABLE;
 use plimsoll_runtime::obstacle::obstacles;
@@ -23,7 +24,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     match FileKind::of(&arguments.file)? {
         FileKind::Trace => trace(&Trace::load(&arguments.file)?),
         FileKind::Plan => plan(&PlanFile::load(&arguments.file)?),
-        FileKind::Policy => policy(&PolicyFile::load(&arguments.file)?),
+        FileKind::Policy => policy(&PolicyFile::load(&arguments.file).context("neither a trace nor a plan")?),
     }
     Ok(())
 }

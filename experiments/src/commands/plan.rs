@@ -11,8 +11,8 @@ use plimsoll_runtime::{Action, ActionSet, Decided, Lineage, PlanFile, Problem, T
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::exact::{EXACT, Proof};
 use crate::explanation;
-use crate::loops::LinkFlag;
-use crate::machine::{Machine, recorded_on};
+use crate::loops::{LinkFlag, described};
+use crate::machine::{Machine, RecordedOn};
 use crate::online;
 use crate::patient::{SEARCH, decide_by_search, decide_exactly};
 use crate::results::{PointResult, write_json};
@@ -108,10 +108,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         file.save(path)?;
     }
     println!(
-        "{} on {} at {} MiB: peak {} MiB, makespan {} ms ({}), {} kept, {} swapped, {} recomputed, decided by {} in {} ms",
+        "{} on {} at {} MiB over {}: peak {} MiB, makespan {} ms ({}), {} kept, {} swapped, {} recomputed, decided by {} in \
+         {} ms",
         name,
         trace.workload,
         mib(problem.budget_bytes),
+        described(&problem.tiers.host),
         mib(result.predicted.peak_bytes),
         milliseconds(result.predicted.makespan_ns),
         percent(result.predicted.overhead),
@@ -137,12 +139,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 /// The trace, with the times of `machine`.
 fn load(arguments: &Arguments, machine: &Machine) -> anyhow::Result<Trace> {
-    let trace = Trace::load(&arguments.trace)?;
-    if !machine.projects(&trace) {
-        return Ok(trace);
-    }
     let folder = arguments.trace.parent().unwrap_or(Path::new(""));
-    Ok(machine.project(&trace, &recorded_on(folder)?))
+    machine.project(&Trace::load(&arguments.trace)?, &RecordedOn::of(folder))
 }
 
 /// What allocators reserve for the plan.

@@ -1,5 +1,6 @@
 //! `plimsoll run`.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,7 +36,7 @@ pub struct Arguments {
     budget: Budget,
     /// Iterations under the budget, after those that record the loop
     #[arg(long, value_name = "N")]
-    iterations: usize,
+    iterations: NonZeroUsize,
     /// Actions that the plan may take
     #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
     actions: ActionSet,
@@ -88,7 +89,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         &problem,
         plan,
         engine,
-        arguments.iterations,
+        arguments.iterations.get(),
         arguments.interleave,
     )?;
     result.measure(&problem, plan, &measured);
@@ -102,9 +103,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.json {
         write_json(path, &result)?;
     }
-    let cost = result.measured.expect("measured above");
+    let (cost, predicted) = (result.measured.expect("measured above"), result.predicted);
     println!(
-        "{} on {} at {} MiB{}: peak {} MiB ({}), makespan {} ms ({}, predicted {}){}",
+        "{} on {} at {} MiB{}: peak {} MiB ({}), makespan {} ms ({}){}",
         policy.name(),
         arguments.workload,
         mib(result.budget_bytes),
@@ -112,8 +113,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         mib(cost.peak_bytes),
         if result.held == Some(true) { "budget held" } else { "OVER BUDGET" },
         milliseconds(cost.makespan_ns),
-        percent(cost.overhead),
-        percent(result.predicted.overhead),
+        if arguments.interleave {
+            format!("{} beside untouched iterations, predicted {}", percent(cost.overhead), percent(predicted.overhead))
+        } else {
+            let [recorded, predicted] = [open.trace.makespan_ns, predicted.makespan_ns].map(milliseconds);
+            format!("{recorded} when it was recorded, predicted {predicted}")
+        },
         match result.identical {
             None => "",
             Some(true) => ", bit-identical to the untouched loop",

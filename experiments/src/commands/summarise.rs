@@ -37,7 +37,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 fn read(path: &Path) -> anyhow::Result<Digested> {
     let named = || path.display().to_string();
-    let report: Report = serde_json::from_slice(&std::fs::read(path).with_context(named)?).with_context(named)?;
+    let bytes = std::fs::read(path).with_context(named)?;
+    let report: Report = serde_json::from_slice(&bytes)
+        .with_context(|| format!("{}: no report of `evaluate --held-out --json`", path.display()))?;
     let policies = report.policies.iter().enumerate().map(|(index, policy)| called(&policy.name, index)).collect();
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_else(named);
     Ok(Digested { name, policies, points: report.points })

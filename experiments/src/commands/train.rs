@@ -139,7 +139,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     course.pupil.save(&course.state)?;
     later.iter().try_for_each(|next| forget(&next.state))?;
     let material = Material::gather(&mut config, &arguments)?;
-    let worlds = Worlds::of(&config, &machines, &material);
+    let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
     let interrupted = watch_for_interrupt()?;
     course.take(&worlds, &config, &interrupted)?;
@@ -201,7 +201,8 @@ impl Course {
         let state = Self::state(arguments, stage);
         let (pupil, teacher_evaluations) = pupil(config, arguments, arguments.algorithm[stage], resume, &state)?;
         let (seed, suffix) = (arguments.flags.seed, Self::suffix(arguments, stage));
-        let log = arguments.logdir.join(format!("train-{}-{seed}{suffix}", config.name()));
+        let policy = arguments.out.file_stem().unwrap_or_default().to_string_lossy();
+        let log = arguments.logdir.join(format!("train-{policy}-{seed}{suffix}"));
         Ok(Course { pupil, teacher_evaluations, state, log })
     }
 
@@ -444,19 +445,19 @@ struct Worlds {
 }
 
 impl Worlds {
-    fn of(config: &FamilyConfig, machines: &[(Machine, MachineRange)], material: &Material) -> Self {
+    fn of(config: &FamilyConfig, machines: &[(Machine, MachineRange)], material: &Material) -> anyhow::Result<Self> {
         let Recorded { traces, recorded_on } = &material.recorded;
         let (mut training, mut validation) = (Vec::new(), Vec::new());
         for (machine, range) in machines {
-            let mut trained: Vec<_> =
-                traces.iter().map(|trace| Arc::new(machine.project(trace, recorded_on))).collect();
+            let projected = traces.iter().map(|trace| Ok(Arc::new(machine.project(trace, recorded_on)?)));
+            let mut trained = projected.collect::<anyhow::Result<Vec<_>>>()?;
             let validated = trained.split_off(material.trained);
             // Without traces to validate by, other episodes of the same traces have to do.
             let validated = if validated.is_empty() { trained.clone() } else { validated };
             training.push(domain(config, machine, range, trained));
             validation.push(domain(config, machine, range, validated));
         }
-        Worlds { training: training.into(), validation: validation.into() }
+        Ok(Worlds { training: training.into(), validation: validation.into() })
     }
 }
 

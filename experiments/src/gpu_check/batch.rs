@@ -33,12 +33,14 @@ struct Largest {
     plain: i64,
     under_a_budget: i64,
     ratio: f64,
+    /// Whether larger ones might train for which no time was left.
+    cut_short: bool,
 }
 
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     if bed.is_cpu() {
-        return findings.set("not_run", "libtorch does not bound what a program takes of the CPU's memory");
+        return findings.not_run("libtorch does not bound what a program takes of the CPU's memory");
     }
     let link = bed.on.measured_link()?;
     let own = bed.member.config.batch();
@@ -50,17 +52,20 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     let budget = (BUDGET_SHARE * limit_bytes as f64) as u64;
     let mut largest = |how: &'static str, budget: Option<(u64, Link)>| {
         largest_batch(own, |batch| {
+            if request.deadline.is_over() {
+                return Ok(None);
+            }
             let (samples_per_s, failure) = match attempt(bed, batch, budget) {
                 Ok(samples_per_s) => (Some(samples_per_s), None),
                 Err(error) => (None, format!("{error:#}").lines().next().map(str::to_owned)),
             };
             findings.push("attempts", Attempt { how, batch, failure, samples_per_s })?;
-            Ok(samples_per_s.is_some() && !request.deadline.is_over())
+            Ok(Some(samples_per_s.is_some()))
         })
     };
     let (plain, under_a_budget) = (largest("plain", None)?, largest("under a budget", Some((budget, link)))?);
-    let ratio = under_a_budget as f64 / plain as f64;
-    findings.set("largest", Largest { limit_bytes, plain, under_a_budget, ratio })
+    let (ratio, cut_short) = (under_a_budget as f64 / plain as f64, request.deadline.is_over());
+    findings.set("largest", Largest { limit_bytes, plain, under_a_budget, ratio, cut_short })
 }
 
 /// Trains the loop with that batch, left alone or within a budget.
@@ -91,19 +96,24 @@ fn train(
     Ok(batch as f64 / last_s)
 }
 
-/// The largest batch that `trains`, from `own` on: doubled until one does not, then halved in between. Zero where none does.
-fn largest_batch(own: i64, mut trains: impl FnMut(i64) -> anyhow::Result<bool>) -> anyhow::Result<i64> {
+/// The largest batch that is known to train, from `own` on: doubled until one does not, then halved in between. Zero where none
+/// does. Ends early where `trains` does not say.
+fn largest_batch(own: i64, mut trains: impl FnMut(i64) -> anyhow::Result<Option<bool>>) -> anyhow::Result<i64> {
     let (mut most, mut too_many) = (0, own);
-    while too_many <= TIMES_MAX * own && trains(too_many)? {
-        (most, too_many) = (too_many, 2 * too_many);
+    while too_many <= TIMES_MAX * own {
+        match trains(too_many)? {
+            Some(true) => (most, too_many) = (too_many, 2 * too_many),
+            Some(false) => break,
+            None => return Ok(most),
+        }
     }
     let grain = (own / GRAIN).max(1);
     while too_many - most > grain {
         let between = most + (too_many - most) / 2;
-        if trains(between)? {
-            most = between;
-        } else {
-            too_many = between;
+        match trains(between)? {
+            Some(true) => most = between,
+            Some(false) => too_many = between,
+            None => break,
         }
     }
     Ok(most)
@@ -119,12 +129,18 @@ mod tests {
             let mut tried = 0;
             let found = largest_batch(own, |batch| {
                 tried += 1;
-                Ok(batch <= fits)
+                Ok(Some(batch <= fits))
             })
             .unwrap();
             let grain = (own / GRAIN).max(1);
             assert!(found <= fits && fits.min(TIMES_MAX * own) - found <= grain, "{own}, {fits}: {found}");
             assert!(tried < 12, "{own}, {fits}: {tried} tried");
         }
+        let mut left = 3;
+        let hurried = largest_batch(8, |batch| {
+            left -= 1;
+            Ok((left >= 0).then_some(batch <= 20))
+        });
+        assert_eq!(hurried.unwrap(), 16, "8 and 16 train, 32 does not, and no time is left");
     }
 }

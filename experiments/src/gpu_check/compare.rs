@@ -15,6 +15,7 @@ use plimsoll_runtime::baselines::Largest;
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::planner::completed;
 use plimsoll_runtime::timetable::Timetable;
+use plimsoll_runtime::torch::Executor;
 use plimsoll_runtime::{ActionSet, Decided, Lineage, Plan, Planner, Timeline, Trace};
 use serde::Serialize;
 use serde_json::Value;
@@ -27,7 +28,7 @@ use crate::loops::OpenDevice;
 use crate::results::PointResult;
 
 /// Iterations that a trace is made of.
-const RECORDED: usize = 3;
+const RECORDED: usize = 5;
 /// Planned iterations of every point, beside as many untouched ones.
 const MEASURED: usize = 3;
 /// Budgets as shares of the keep-all peak.
@@ -59,7 +60,7 @@ struct Point {
     followed: bool,
     /// Measured less predicted.
     peak_error_bytes: i64,
-    /// What the caching allocator had of the device at most.
+    /// What the caching allocator had of the device at most, in an iteration that found its cache empty.
     reserved_peak_bytes: u64,
     /// Waits of the host for copies, and pieces of page-locked memory it had to get, once the first iteration was over.
     host_waits_and_allocations: Option<(u64, u64)>,
@@ -104,12 +105,9 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
             instance.budget_bytes = (ratio * instance.trace.peak_bytes as f64) as u64;
             let decided = policy.plan(instance.problem(), &Planner::default());
             if !drawn && decided.planned.fits() {
-                draw(&instance, &decided, policy.name(), &request.out)?;
                 drawn = true;
-                if !bed.is_cpu() {
-                    let noted = Noted::of(bed, bench.workload, &instance, &decided)?;
-                    findings.set("overlap", noted.overlap())?;
-                    draw_noted(&instance, policy.name(), &noted, &request.out)?;
+                if let Err(error) = bench.draw(&instance, &decided, policy.name(), request, findings) {
+                    findings.fail(format!("drawing {}: {error:#}", policy.name()))?;
                 }
             }
             bench.measure(&instance, ratio, policy.name(), &decided, findings)?;
@@ -147,6 +145,24 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// A plan for Perfetto: as predicted, and as a device notes it.
+    fn draw(
+        &mut self,
+        instance: &Instance,
+        decided: &Decided,
+        policy: &str,
+        request: &Request,
+        findings: &mut Findings,
+    ) -> anyhow::Result<()> {
+        draw(instance, decided, policy, &request.out)?;
+        if !self.bed.is_cpu() {
+            let noted = Noted::of(self.bed, self.workload, instance, decided)?;
+            findings.set("overlap", noted.overlap())?;
+            draw_noted(instance, policy, &noted, &request.out)?;
+        }
+        Ok(())
+    }
+
     /// Measures a point; what goes wrong on the way is a finding like any other.
     fn measure(
         &mut self,
@@ -161,13 +177,18 @@ impl Bench<'_> {
         if budgeted && !result.feasible {
             return findings.push("infeasible", format!("{policy} at {ratio}"));
         }
-        match self.run(instance, decided) {
-            Ok((measured, waits)) => {
+        let reserved = self.reserved_peak_bytes(instance, decided);
+        match reserved.and_then(|reserved| Ok((reserved, self.run(instance, decided)?))) {
+            Ok((reserved_peak_bytes, (measured, host_waits_and_allocations))) => {
                 result.measure(&instance.problem(), &decided.planned.plan, &measured);
                 let peak_error_bytes = measured.peak_bytes as i64 - result.predicted.peak_bytes as i64;
                 let followed = measured.reports.iter().all(|report| report.followed);
-                let reserved_peak_bytes = self.bed.on.session.device_counts().reserved_peak_bytes;
-                let host_waits_and_allocations = waits;
+                if !followed {
+                    findings.fail(format!("{policy} at {ratio}: an iteration departed from its plan"))?;
+                }
+                if result.held != Some(true) {
+                    findings.fail(format!("{policy} at {ratio}: a peak of {} bytes", measured.peak_bytes))?;
+                }
                 findings.push(
                     "points",
                     Point {
@@ -180,17 +201,30 @@ impl Bench<'_> {
                     },
                 )
             }
-            Err(error) => findings.push("failures", format!("{policy} at {ratio}: {error:#}")),
+            Err(error) => findings.fail(format!("{policy} at {ratio}: {error:#}")),
         }
     }
 
+    /// What the allocator has of the device at most in one iteration by plan that finds its cache empty.
+    fn reserved_peak_bytes(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<u64> {
+        let OpenDevice { session, engines, .. } = &self.bed.on;
+        let (trace, lineage, plan) = (&*instance.trace, &*instance.lineage, &decided.planned.plan);
+        let (schedule, _) = Timeline::new(trace, lineage, instance.link).schedule(plan, instance.budget_bytes);
+        let mut executor = Executor::new(*session, trace, lineage, plan, schedule, engines.engine(None)?);
+        // This one matches storages with the trace.
+        executor.iteration(|| self.workload.iteration())?.0?;
+        engines.settle();
+        session.empty_device_cache()?;
+        session.reset_device_peak();
+        executor.iteration(|| self.workload.iteration())?.0?;
+        Ok(session.device_counts().reserved_peak_bytes)
+    }
+
+    /// What a plan does, and how often the host waited for a copy meanwhile, or for page-locked memory: the iteration before
+    /// has got it.
     fn run(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<(Measurement, Option<(u64, u64)>)> {
         let OpenDevice { session, engines, .. } = &self.bed.on;
         let (plan, problem) = (&decided.planned.plan, instance.problem());
-        // The first planned iteration gets page-locked memory, which later ones use again.
-        run_plan(*session, self.workload, &problem, plan, engines.engine(None)?, 1, false)?;
-        session.empty_device_cache()?;
-        session.reset_device_peak();
         let before = engines.host_waits_and_allocations();
         let measured = run_plan(*session, self.workload, &problem, plan, engines.engine(None)?, MEASURED, true)?;
         let after = engines.host_waits_and_allocations();

@@ -24,7 +24,7 @@ struct UnderBudget {
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     if bed.is_cpu() {
-        return findings.set("not_run", "libtorch does not bound what a program takes of the CPU's memory");
+        return findings.not_run("libtorch does not bound what a program takes of the CPU's memory");
     }
     let link = bed.on.measured_link()?;
     let untouched = losses(bed)?;

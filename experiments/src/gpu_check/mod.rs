@@ -14,6 +14,7 @@ mod overlap;
 mod pytorch;
 mod schedule;
 
+use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,7 +26,7 @@ use plimsoll_env::workload::{Workload, WorkloadConfig};
 use plimsoll_runtime::torch::settings::Determinism;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{Link, Trace};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use tch::Device;
 
@@ -61,13 +62,19 @@ impl Part {
 
     /// Runs this part of the check on a member and writes to `findings`.
     pub fn run(self, request: &Request, member: &Member, findings: &mut Findings) -> anyhow::Result<()> {
+        let mut on = |determinism, part: &dyn Fn(&Bed<'_>, &mut Findings) -> anyhow::Result<()>| {
+            let bed = Bed::open(request, member, determinism)?;
+            part(&bed, findings)?;
+            // Before the device goes: to give page-locked memory back may take longer than there is left.
+            findings.set(COMPLETE, true)
+        };
         match self {
-            Part::Identity => identity::run(&Bed::open(request, member, member.determinism)?, findings),
-            Part::Memory => memory::run(&Bed::open(request, member, member.determinism)?, findings),
-            Part::Compare => compare::run(&Bed::open(request, member, Determinism::NotAsked)?, request, findings),
+            Part::Identity => on(member.determinism, &|bed, findings| identity::run(bed, findings)),
+            Part::Memory => on(member.determinism, &|bed, findings| memory::run(bed, findings)),
+            Part::Compare => on(Determinism::NotAsked, &|bed, findings| compare::run(bed, request, findings)),
             Part::Pytorch => pytorch::run(request, findings),
-            Part::Batch => batch::run(&Bed::open(request, member, Determinism::NotAsked)?, request, findings),
-            Part::Interceptor => interceptor::run(&Bed::open(request, member, Determinism::NotAsked)?, findings),
+            Part::Batch => on(Determinism::NotAsked, &|bed, findings| batch::run(bed, request, findings)),
+            Part::Interceptor => on(Determinism::NotAsked, &|bed, findings| interceptor::run(bed, findings)),
         }
     }
 }
@@ -135,6 +142,16 @@ impl Findings {
         self.write()
     }
 
+    /// Adds what is not as it should be: the step has failed.
+    pub fn fail(&mut self, what: String) -> anyhow::Result<()> {
+        self.push(FAILURES, what)
+    }
+
+    /// Says why the part says nothing here.
+    pub fn not_run(&mut self, why: impl Into<String>) -> anyhow::Result<()> {
+        self.set(NOT_RUN, why.into())
+    }
+
     /// Adds to a list of findings.
     pub fn push(&mut self, key: &str, value: impl Serialize) -> anyhow::Result<()> {
         let list = self.found.entry(key).or_insert_with(|| Value::Array(Vec::new()));
@@ -152,6 +169,63 @@ impl Findings {
         serde_json::from_slice(&text).unwrap_or_else(|_| Value::Object(Map::new()))
     }
 }
+
+/// What a step came to.
+pub enum Outcome {
+    /// All is as it should be.
+    Done,
+    /// Why it says nothing here.
+    NotRun(String),
+    /// What is not as it should be, or why it was not done.
+    Failed(String),
+}
+
+impl Outcome {
+    /// Of a step that was ended by force.
+    pub fn of_ended(found: &Value) -> Self {
+        if found[COMPLETE] == true {
+            Outcome::of(found)
+        } else {
+            Outcome::Failed("ended by force, its time was over".to_owned())
+        }
+    }
+
+    /// Of a step that ended by itself, by what it found.
+    pub fn of(found: &Value) -> Self {
+        if let Some(why) = found[NOT_RUN].as_str() {
+            return Outcome::NotRun(why.to_owned());
+        }
+        let failures: Vec<&str> = found[FAILURES].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        match failures[..] {
+            [] => Outcome::Done,
+            [only] => Outcome::Failed(only.to_owned()),
+            [first, ref others @ ..] => Outcome::Failed(format!("{first}, and {} more", others.len())),
+        }
+    }
+}
+
+impl Display for Outcome {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Done => f.write_str("done"),
+            Outcome::NotRun(why) => write!(f, "not run: {why}"),
+            Outcome::Failed(what) => write!(f, "failed: {what}"),
+        }
+    }
+}
+
+impl Serialize for Outcome {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Where a step's findings say that all has been found.
+const COMPLETE: &str = "complete";
+/// Where they say what is not as it should be.
+const FAILURES: &str = "failures";
+/// Where they say why it says nothing.
+const NOT_RUN: &str = "not_run";
 
 /// What loops are run on.
 struct Bed<'a> {
@@ -208,3 +282,19 @@ impl<'a> Bed<'a> {
 const BUDGET_SHARE: f64 = 0.9;
 /// Seed of every loop.
 const SEED: u64 = 1;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_step_is_done_only_where_all_is_as_it_should_be() {
+        let told = |found: Value| Outcome::of(&found).to_string();
+        assert_eq!(told(json!({ "verdicts": [] })), "done");
+        assert_eq!(told(json!({ "not_run": "no torch" })), "not run: no torch");
+        assert_eq!(told(json!({ "failures": ["swap: other bits"] })), "failed: swap: other bits");
+        assert_eq!(told(json!({ "failures": ["a", "b", "c"] })), "failed: a, and 2 more");
+    }
+}

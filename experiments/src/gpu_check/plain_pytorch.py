@@ -4,6 +4,7 @@ The argument is JSON: the device and the models. Prints one line of JSON for eac
 """
 
 import contextlib
+import gc
 import json
 import statistics
 import sys
@@ -84,11 +85,13 @@ class Resnet(nn.Module):
 def measure(described, way, device):
     config = described["config"]
     torch.manual_seed(1)
-    model = (Gpt if described["family"] == "gpt" else Resnet)(config).to(device)
+    with torch.device(device):
+        model = (Gpt if described["family"] == "gpt" else Resnet)(config)
+    # One parameter after another, as the optimizers of libtorch's C++ half do.
     if described["family"] == "gpt":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config["learning_rate"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config["learning_rate"], foreach=False)
     else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=config["learning_rate"], momentum=config["momentum"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=config["learning_rate"], momentum=config["momentum"], foreach=False)
     inputs, targets = model.batch(config, device)
     on_cuda = device.startswith("cuda")
     times = []
@@ -127,6 +130,7 @@ def main():
                 found["failure"] = (str(error).splitlines() or [repr(error)])[0]
             print(json.dumps(found), flush=True)
             if device.startswith("cuda"):
+                gc.collect()
                 torch.cuda.empty_cache()
 
 

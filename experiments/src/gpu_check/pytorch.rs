@@ -28,14 +28,26 @@ pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     command.arg(&script).arg(asked).stdin(Stdio::null()).stdout(out).stderr(Stdio::piped());
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return findings.set("not_run", format!("{}: {error}", request.python)),
+        Err(error) => return findings.not_run(format!("{}: {error}", request.python)),
     };
     let mut stderr = child.stderr.take().context("it is piped")?;
     // Read all the while: a full pipe would stop the script.
     let complaints = std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap_or_default());
+    let mut told = 0;
+    let mut tell = |findings: &mut Findings| -> anyhow::Result<()> {
+        let lines = std::fs::read_to_string(&found)?;
+        for line in lines.lines().skip(told).map_while(|line| serde_json::from_str::<Value>(line).ok()) {
+            findings.push("ways", line)?;
+            told += 1;
+        }
+        Ok(())
+    };
     let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
+        let ended = child.try_wait()?;
+        // To give page-locked memory back takes a killed script longer than there may be left.
+        tell(findings)?;
+        if ended.is_some() {
+            break ended;
         }
         if request.deadline.is_over() {
             child.kill()?;
@@ -44,16 +56,12 @@ pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
         }
         std::thread::sleep(PAUSE);
     };
-    let lines = std::fs::read_to_string(&found)?;
-    for line in lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-        findings.push("ways", line)?;
-    }
     let (_, _) = (std::fs::remove_file(&script), std::fs::remove_file(&found));
     let complaints = complaints.join().unwrap_or_default();
     match status {
         None => findings.set("cut_short", true),
         Some(status) if status.success() => Ok(()),
-        Some(_) => findings.set("not_run", complaints.lines().last().unwrap_or("python3 failed")),
+        Some(_) => findings.not_run(complaints.lines().last().unwrap_or("python3 failed")),
     }
 }
 

@@ -23,7 +23,7 @@ class Runtime:
     def __init__(
         self,
         budget: int | str,
-        policy: str | None = None,
+        policy: str | os.PathLike[str] | None = None,
         *,
         device: str = "cpu",
         swap: bool | None = None,

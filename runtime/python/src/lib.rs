@@ -2,7 +2,7 @@
 //! `plimsoll/__init__.pyi`.
 
 use std::any::Any;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
@@ -39,6 +39,17 @@ fn runtime_error(error: impl std::fmt::Display) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
 
+fn load(path: &Path) -> PyResult<PolicyFile> {
+    PolicyFile::load(path).map_err(|error| {
+        let known = if path.exists() {
+            String::new()
+        } else {
+            format!("; nor is there a baseline of that name, only {}", BASELINES.join(", "))
+        };
+        PyOSError::new_err(format!("{error}{known}"))
+    })
+}
+
 /// Keeps a training loop within a budget.
 #[pyclass(unsendable)]
 struct Runtime(torch::Runtime);
@@ -50,7 +61,7 @@ impl Runtime {
                         log_events = false))]
     fn new(
         budget: Amount,
-        policy: Option<&str>,
+        policy: Option<PathBuf>,
         device: &str,
         swap: Option<bool>,
         recompute: Option<bool>,
@@ -59,13 +70,12 @@ impl Runtime {
     ) -> PyResult<Self> {
         let device: DeviceName = device.parse().map_err(value_error)?;
         let mut builder = torch::Runtime::builder().budget(Budget::bytes(budget.bytes()?));
-        builder = match policy {
-            None => builder,
-            Some(name) if BASELINES.contains(&name) => builder.baseline(name),
-            Some(path) => {
-                builder.policy(PolicyFile::load(path).map_err(|error| PyOSError::new_err(error.to_string()))?)
-            }
-        };
+        if let Some(path) = policy {
+            builder = match BASELINES.into_iter().find(|name| path.as_os_str() == *name) {
+                Some(name) => builder.baseline(name),
+                None => builder.policy(load(&path)?),
+            };
+        }
         if swap.is_some() || recompute.is_some() {
             let [swap, recompute] = [swap, recompute].map(|allowed| allowed.unwrap_or(true));
             builder = builder.actions(ActionSet { swap, recompute });

@@ -249,11 +249,25 @@ DeviceClock& device_clock() {
 }
 
 // What is evicted leaves holes between blocks that stay. Where segments cannot grow, such a hole is of use only to what fits
-// into it, and a device with room enough refuses large blocks. Whoever has set it is not overruled.
+// into it, and a device with room enough refuses large blocks. Whoever has set it is not overruled, and where the driver cannot
+// let them grow they stay as they are.
 void let_segments_expand() {
+  constexpr size_t kSegmentBytes = size_t{64} << 20;
   std::string settings = c10::CachingAllocator::getAllocatorSettings();
   if (settings.find("expandable_segments") != std::string::npos) return;
-  c10::CachingAllocator::setAllocatorSettings(settings + (settings.empty() ? "" : ",") + "expandable_segments:True");
+  std::string others = settings + (settings.empty() ? "" : ",");
+  c10::CachingAllocator::setAllocatorSettings(others + "expandable_segments:True");
+  c10::DeviceGuard on_device(counted_device());
+  try {
+    native->raw_delete(native->raw_alloc(kSegmentBytes));
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    TORCH_WARN("plimsoll: segments of the CUDA allocator cannot grow here, so that evictions leave holes: ",
+               error.what_without_backtrace());
+    c10::CachingAllocator::setAllocatorSettings(others + "expandable_segments:False");
+  }
+  native->emptyCache({0, 0});
 }
 
 // A block of its own must be counted to the byte, and be gone when it is freed.
@@ -279,8 +293,8 @@ void install_accelerator(int32_t index) {
   auto* in_use = static_cast<std::atomic<caching::CUDAAllocator*>*>(symbol);
   native = in_use->load();
   TORCH_CHECK(native && native->initialized(), "libtorch's CUDA allocator is not in use yet");
-  let_segments_expand();
   device_index = static_cast<c10::DeviceIndex>(index);
+  let_segments_expand();
   native_deleter = native->raw_deleter();
   native->attachAllocatorTraceTracker(&told);
   static auto* asking = new AskingAllocator();

@@ -27,8 +27,8 @@ use crate::trace::Trace;
 pub struct Executor {
     session: Session,
     shared: Arc<Shared>,
-    watch_next: bool,
-    watched: Vec<RecordedIteration>,
+    watch_next: Option<Record>,
+    timed: Vec<RecordedIteration>,
 }
 
 /// An iteration by plan.
@@ -58,15 +58,15 @@ impl Executor {
         let reactive = Reactive::new(Box::new(Dtr), ActionSet::ALL, Link::symmetric(1e9, 0));
         let mut driver = Driver::new(Residency::new(engine, reactive));
         driver.programs.push(Program::new(known, scheduled));
-        Executor { session, shared: Arc::new(Shared::new(driver)), watch_next: false, watched: Vec::new() }
+        Executor { session, shared: Arc::new(Shared::new(driver)), watch_next: None, timed: Vec::new() }
     }
 
     /// Runs one iteration of the training loop.
     pub fn iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<(R, IterationReport), SessionError> {
-        let act = !std::mem::take(&mut self.watch_next);
-        let wanted = Wanted { act, bound_only: true, record: if act { Record::Nothing } else { Record::Times } };
+        let watched = self.watch_next.take();
+        let wanted = Wanted { act: watched.is_none(), bound_only: true, record: watched.unwrap_or(Record::Nothing) };
         let (result, ended) = self.run(wanted, body)?;
-        self.watched.extend(ended.recorded);
+        self.timed.extend(ended.recorded);
         Ok((result, ended.report))
     }
 
@@ -90,9 +90,9 @@ impl Executor {
     }
 
     /// `trace`, which this executor was made for, with the times of untouched iterations: per operator the median of
-    /// those that `which` names, counted from the first that was watched. They must have done what the trace does.
+    /// those that `which` names, counted from the first that was timed. They must have done what the trace does.
     pub fn retimed(&self, trace: &Trace, which: &[usize]) -> Trace {
-        let iterations: Vec<&RecordedIteration> = which.iter().map(|&index| &self.watched[index]).collect();
+        let iterations: Vec<&RecordedIteration> = which.iter().map(|&index| &self.timed[index]).collect();
         let mut trace = trace.clone();
         retime(&iterations, &mut trace);
         trace
@@ -104,7 +104,8 @@ impl Executor {
     }
 
     /// Leaves the next iteration untouched: it is checked against the trace and measured, and nothing is evicted.
-    pub fn watch_next(&mut self) {
-        self.watch_next = true;
+    /// Where it is `timed`, what its operators take is found out, too.
+    pub fn watch_next(&mut self, timed: bool) {
+        self.watch_next = Some(if timed { Record::Times } else { Record::Nothing });
     }
 }

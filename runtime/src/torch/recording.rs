@@ -71,6 +71,8 @@ pub(crate) struct RecordedIteration {
     peak_bytes: u64,
     tail_ns: u64,
     makespan_ns: u64,
+    /// Whether it was found out what operators took.
+    pub(crate) is_timed: bool,
     /// Whether storages were evicted meanwhile: then peak and makespan are not those of the untouched loop.
     is_pressed: bool,
 }
@@ -204,6 +206,7 @@ impl Recording {
     /// operator's, and of the pause before it. Empty where operators are done when they return.
     pub(crate) fn end(self, ended: Instant, peak_bytes: u64, on_device: &[(u64, u64)]) -> RecordedIteration {
         let mut iteration = self.now;
+        iteration.is_timed = true;
         iteration.peak_bytes = peak_bytes;
         iteration.makespan_ns = (ended - self.started).as_nanos() as u64;
         iteration.tail_ns = ended.saturating_duration_since(self.last_end).as_nanos() as u64;
@@ -316,7 +319,7 @@ impl RecordedIteration {
 
 /// Makes a trace of iterations that did the same; storages are named as in the last one.
 ///
-/// `names` are those of workload, family and device.
+/// `names` are those of workload, family and device. Iterations that were not timed say what the whole takes where nobody asks.
 pub(crate) fn trace_of(
     iterations: &[&RecordedIteration],
     marks: &HashMap<Entry, Class>,
@@ -332,7 +335,12 @@ pub(crate) fn trace_of(
     for other in others {
         other.same_steps(last)?;
     }
-    let (names, operators) = operators_of(iterations, last);
+    let (timed, untimed): (Vec<&RecordedIteration>, Vec<_>) =
+        iterations.iter().partition(|iteration| iteration.is_timed);
+    if timed.is_empty() {
+        return Err(RecordError::TooFew(0));
+    }
+    let (names, operators) = operators_of(iterations, &timed, last);
     let storages = last.initial.iter().chain(&last.created).map(|storage| Storage {
         bytes: storage.bytes,
         class: Class::Temporary,
@@ -341,16 +349,18 @@ pub(crate) fn trace_of(
     // A storage that outlived the last iteration but one, and what the last one found it to be.
     let carried = last.known_as.iter().map(|(&to, &from)| (last.id(from), StorageId(to)));
     let initial_bytes: u64 = last.initial.iter().map(|storage| storage.bytes).sum();
-    let measured = |measure: fn(&RecordedIteration) -> u64| iterations.iter().map(move |iteration| measure(iteration));
+    let median = |of: &[&RecordedIteration], measure: fn(&RecordedIteration) -> u64| {
+        median_and_spread(of.iter().map(|iteration| measure(iteration)).collect()).0
+    };
     let mut trace = Trace {
         workload: workload.to_owned(),
         family: family.to_owned(),
         device: device.to_owned(),
         recorded_iterations: iterations.len() as u32,
         unseen_bytes: last.start_bytes.saturating_sub(initial_bytes),
-        tail_ns: median_and_spread(measured(|iteration| iteration.tail_ns).collect()).0,
-        makespan_ns: median_and_spread(measured(|iteration| iteration.makespan_ns).collect()).0,
-        peak_bytes: measured(|iteration| iteration.peak_bytes).max().expect("at least two"),
+        tail_ns: median(&timed, |iteration| iteration.tail_ns),
+        makespan_ns: median(&timed, |iteration| iteration.makespan_ns),
+        peak_bytes: iterations.iter().map(|iteration| iteration.peak_bytes).max().expect("at least two"),
         names,
         storages: storages.collect(),
         initial_storages: last.initial.len() as u32,
@@ -360,6 +370,9 @@ pub(crate) fn trace_of(
     trace.carried.sort_unstable();
     let marked = marks.iter().filter_map(|(&entry, &class)| Some((last.id(last.local(entry)?), class)));
     classify(&mut trace, marked.collect());
+    if !untimed.is_empty() {
+        take_at(&mut trace, median(&untimed, |iteration| iteration.makespan_ns));
+    }
     debug_assert_eq!(trace.check(), Ok(()));
     if iterations.iter().any(|iteration| iteration.is_pressed) {
         // What was measured is not what the untouched loop takes; what was recorded tells.
@@ -368,6 +381,28 @@ pub(crate) fn trace_of(
         trace.makespan_ns = lineage.keep_all_makespan_ns();
     }
     Ok(trace)
+}
+
+/// Takes from the times of `trace` what finding them out took, until they add up to `makespan_ns`: the same from every operator,
+/// from the pause before it first, and of what is left then from all in proportion.
+fn take_at(trace: &mut Trace, makespan_ns: u64) {
+    let total = |trace: &Trace| {
+        trace.operators.iter().map(|operator| operator.gap_ns + operator.cost_ns).sum::<u64>() + trace.tail_ns
+    };
+    let each_ns = total(trace).saturating_sub(makespan_ns) / trace.operators.len() as u64;
+    for operator in &mut trace.operators {
+        let of_gap_ns = each_ns.min(operator.gap_ns);
+        operator.gap_ns -= of_gap_ns;
+        operator.cost_ns -= (each_ns - of_gap_ns).min(operator.cost_ns / 2);
+    }
+    let factor = makespan_ns as f64 / total(trace).max(1) as f64;
+    let scale = |time_ns: &mut u64| *time_ns = (*time_ns as f64 * factor).round() as u64;
+    for operator in &mut trace.operators {
+        scale(&mut operator.gap_ns);
+        scale(&mut operator.cost_ns);
+    }
+    scale(&mut trace.tail_ns);
+    trace.makespan_ns = makespan_ns;
 }
 
 /// Puts the times that `iterations` took, in the median, into a trace of the same iteration.
@@ -386,7 +421,11 @@ pub(crate) fn retime(iterations: &[&RecordedIteration], trace: &mut Trace) {
     trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
 }
 
-fn operators_of(iterations: &[&RecordedIteration], last: &RecordedIteration) -> (Vec<String>, Vec<Operator>) {
+fn operators_of(
+    iterations: &[&RecordedIteration],
+    timed: &[&RecordedIteration],
+    last: &RecordedIteration,
+) -> (Vec<String>, Vec<Operator>) {
     let (mut names, mut name_ids) = (Vec::new(), HashMap::new());
     let mut operators = Vec::with_capacity(last.steps.len());
     for (index, step) in last.steps.iter().enumerate() {
@@ -394,13 +433,13 @@ fn operators_of(iterations: &[&RecordedIteration], last: &RecordedIteration) -> 
             names.push(operator_name(step.name));
             names.len() as u32 - 1
         });
-        let over = |measure: fn(&Measured) -> u64| {
-            iterations.iter().map(|iteration| measure(&iteration.measured[index])).collect::<Vec<_>>()
+        let over = |of: &[&RecordedIteration], measure: fn(&Measured) -> u64| {
+            of.iter().map(|iteration| measure(&iteration.measured[index])).collect::<Vec<_>>()
         };
-        let (cost_ns, spread_ns) = median_and_spread(over(|measured| measured.cost_ns));
-        let (gap_ns, _) = median_and_spread(over(|measured| measured.gap_ns));
+        let (cost_ns, spread_ns) = median_and_spread(over(timed, |measured| measured.cost_ns));
+        let (gap_ns, _) = median_and_spread(over(timed, |measured| measured.gap_ns));
         let created: u64 = step.creates.iter().map(|&local| last.storage(local).bytes).sum();
-        let peak = over(|measured| measured.peak_bytes).into_iter().max().expect("at least two");
+        let peak = over(iterations, |measured| measured.peak_bytes).into_iter().max().expect("at least two");
         operators.push(Operator {
             name,
             phase: step.phase,

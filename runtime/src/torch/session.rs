@@ -75,7 +75,7 @@ static CALLBACKS: Callbacks =
 ///
 /// Make it before the model: bytes allocated earlier are not counted and cannot be evicted.
 #[derive(Clone, Copy, Debug)]
-pub struct Session(());
+pub struct Session(Device);
 
 impl Session {
     /// Registers the counting allocator and the interceptor for loops on the CPU, once per process.
@@ -93,13 +93,19 @@ impl Session {
         if *counted != device {
             return Err(SessionError::OtherDevice { counted: *counted, wanted: device });
         }
-        Ok(Session(()))
+        Ok(Session(device))
     }
 
     /// What the device's own allocator counts, beside what is counted here; zeros on the CPU. The difference between
     /// reserved and allocated bytes is what fragmentation costs.
     pub fn device_counts(&self) -> DeviceCounts {
         shim::device_counts()
+    }
+
+    /// Whether a loop can be asked what its operators take and be no slower for it. A GPU, which works through them later,
+    /// has to make two marks for each.
+    pub fn times_in_passing(&self) -> bool {
+        self.0 == Device::Cpu
     }
 
     /// Starts other peaks of [`Session::device_counts`].
