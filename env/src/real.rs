@@ -42,10 +42,10 @@ pub struct Measurement {
     pub untouched: Option<Untouched>,
     /// Makespan of every planned iteration over the mean of the two untouched ones beside it; empty where there are none.
     pub ratios: Vec<f64>,
-    /// Lower quartile of the time that they waited for copies.
-    pub stall_ns: u64,
-    /// Lower quartile of the time of their reruns.
-    pub rerun_ns: u64,
+    /// Lower quartile of the time that they waited for copies. None on a GPU, which waits without the host.
+    pub stall_ns: Option<u64>,
+    /// Lower quartile of the time of their reruns. None on a GPU, where the host only issues them.
+    pub rerun_ns: Option<u64>,
     /// Highest peak of all planned iterations.
     pub peak_bytes: u64,
     /// Losses, in the order of the iterations, untouched ones included.
@@ -116,8 +116,8 @@ pub fn run_plan(
     let planned_ns = |time_ns: fn(&IterationReport) -> u64| quartile(reports.iter().map(time_ns)).unwrap_or(0);
     Ok(Measurement {
         makespan_ns: planned_ns(|report| report.makespan_ns),
-        stall_ns: planned_ns(|report| report.stall_ns),
-        rerun_ns: planned_ns(|report| report.rerun_ns),
+        stall_ns: in_passing.then(|| planned_ns(|report| report.stall_ns)),
+        rerun_ns: in_passing.then(|| planned_ns(|report| report.rerun_ns)),
         untouched: quartile(untouched.iter().copied())
             .map(|makespan_ns| Untouched { makespan_ns, trace: planned.retimed(trace, &timed) }),
         ratios: ratios(&reports, &untouched),

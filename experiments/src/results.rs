@@ -22,8 +22,8 @@ pub struct Cost {
     pub peak_bytes: u64,
     /// Makespan over keep-all makespan, less one.
     pub overhead: f64,
-    /// What it took beyond the keep-all makespan.
-    pub delay: Delay,
+    /// What it took beyond the keep-all makespan. None where a GPU was measured, whose waits and reruns the host does not see.
+    pub delay: Option<Delay>,
 }
 
 /// What an iteration takes beyond the keep-all makespan, by cause.
@@ -178,7 +178,8 @@ impl PointResult {
         let untouched = measured.untouched.as_ref();
         let keep_all_ns = untouched.map_or(problem.trace.makespan_ns, |untouched| untouched.makespan_ns);
         let overhead = makespan_ns as f64 / keep_all_ns as f64 - 1.0;
-        let delay = Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns);
+        let causes = stall_ns.zip(rerun_ns);
+        let delay = causes.map(|(stall_ns, rerun_ns)| Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns));
         self.measured = Some(Cost { makespan_ns, peak_bytes, overhead, delay });
         self.retimed = untouched.map(|untouched| retimed(problem, plan, untouched));
         self.held = Some(measured.peak_bytes <= self.budget_bytes);
@@ -197,7 +198,7 @@ fn predicted(problem: &Problem<'_>, prediction: &Prediction) -> Cost {
         makespan_ns,
         peak_bytes,
         overhead: makespan_ns as f64 / keep_all_ns as f64 - 1.0,
-        delay: Delay::of(makespan_ns, keep_all_ns, stall_ns, recompute_ns),
+        delay: Some(Delay::of(makespan_ns, keep_all_ns, stall_ns, recompute_ns)),
     }
 }
 
@@ -229,7 +230,7 @@ fn retimed(problem: &Problem<'_>, plan: &Plan, untouched: &Untouched) -> Cost {
         makespan_ns,
         peak_bytes: prediction.peak_bytes,
         overhead: makespan_ns as f64 / keep_all_ns as f64 - 1.0,
-        delay: Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns),
+        delay: Some(Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns)),
     }
 }
 

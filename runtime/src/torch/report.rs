@@ -19,9 +19,9 @@ pub struct IterationReport {
     pub deviation: Option<String>,
     /// What the plan was predicted to cost, where one was followed.
     pub predicted: Option<Predicted>,
-    /// Time spent waiting for copies.
+    /// Time that the host spent waiting for copies. On a GPU it does not: the device waits.
     pub stall_ns: u64,
-    /// Time spent on reruns.
+    /// Time that the host spent on reruns. On a GPU it only issues them.
     pub rerun_ns: u64,
     /// Operators rerun.
     pub reruns: u64,
@@ -73,9 +73,9 @@ pub struct Report {
     pub peak_bytes: u64,
     /// Sum of all makespans.
     pub makespan_ns: u64,
-    /// Sum of all waits for copies.
+    /// Sum of all waits of the host for copies.
     pub stall_ns: u64,
-    /// Time spent on reruns.
+    /// Time that it spent on reruns.
     pub rerun_ns: u64,
     /// Operators rerun.
     pub reruns: u64,
