@@ -17,6 +17,7 @@ mod margin;
 mod members;
 mod online;
 mod patient;
+mod probed;
 mod progress;
 mod provenance;
 mod results;

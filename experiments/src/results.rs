@@ -204,15 +204,8 @@ fn predicted(problem: &Problem<'_>, prediction: &Prediction) -> Cost {
 
 /// The trace with the times that untouched iterations took: each operator's share of their makespan.
 pub fn at_speed_of(untouched: &Untouched) -> Trace {
-    let (mut trace, makespan_ns) = (untouched.trace.clone(), untouched.makespan_ns);
-    let factor = makespan_ns as f64 / trace.makespan_ns as f64;
-    let scale = |time_ns: &mut u64| *time_ns = (*time_ns as f64 * factor).round() as u64;
-    for operator in &mut trace.operators {
-        scale(&mut operator.cost_ns);
-        scale(&mut operator.gap_ns);
-    }
-    scale(&mut trace.tail_ns);
-    trace.makespan_ns = makespan_ns;
+    let mut trace = untouched.trace.clone();
+    trace.scale_to(untouched.makespan_ns);
     trace
 }
 

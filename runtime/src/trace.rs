@@ -186,6 +186,36 @@ impl Trace {
         write_envelope(path.as_ref(), FileKind::Trace, TRACE_VERSION, self)
     }
 
+    /// Scales all times until they add up to `makespan_ns`.
+    pub fn scale_to(&mut self, makespan_ns: u64) {
+        let factor = makespan_ns as f64 / self.times_ns().max(1) as f64;
+        let scale = |time_ns: &mut u64| *time_ns = (*time_ns as f64 * factor).round() as u64;
+        for operator in &mut self.operators {
+            scale(&mut operator.gap_ns);
+            scale(&mut operator.cost_ns);
+        }
+        scale(&mut self.tail_ns);
+        self.makespan_ns = makespan_ns;
+    }
+
+    /// Takes from all times what finding them out took, for without that the iteration takes `makespan_ns`: the same from every
+    /// operator, from the pause before it first and of its own time no more than half, and the rest in proportion.
+    pub fn cut_to(&mut self, makespan_ns: u64) {
+        let each_ns = self.times_ns().saturating_sub(makespan_ns) / (self.operators.len() as u64).max(1);
+        for operator in &mut self.operators {
+            let of_gap_ns = each_ns.min(operator.gap_ns);
+            operator.gap_ns -= of_gap_ns;
+            operator.cost_ns -= (each_ns - of_gap_ns).min(operator.cost_ns / 2);
+        }
+        self.scale_to(makespan_ns);
+    }
+
+    /// All times together.
+    fn times_ns(&self) -> u64 {
+        let of_operators = self.operators.iter().map(|operator| operator.gap_ns + operator.cost_ns);
+        of_operators.sum::<u64>() + self.tail_ns
+    }
+
     /// An operator's name, such as `aten::mm`.
     pub fn operator_name(&self, operator: OperatorId) -> &str {
         &self.names[self.operators[operator.index()].name as usize]
@@ -278,22 +308,24 @@ impl Trace {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_storage_that_one_operator_lists_twice_is_refused() {
-        let access = |mode| Access { storage: StorageId(0), mode };
-        let operator = |accesses| Operator {
+    const WRITE: Access = Access { storage: StorageId(0), mode: AccessMode::Write };
+    const READ: Access = Access { storage: StorageId(0), mode: AccessMode::Read };
+
+    /// One storage, and an operator of 1 ns for each of `accesses`.
+    fn trace(accesses: &[Access]) -> Trace {
+        let operator = |&access: &Access| Operator {
             name: 0,
             phase: Phase::Forward,
             cost_ns: 1,
             spread_ns: 0,
             gap_ns: 0,
             workspace_bytes: 0,
-            accesses,
+            accesses: vec![access],
             creates: Vec::new(),
             frees: Vec::new(),
             not_replayable: None,
         };
-        let mut trace = Trace {
+        let trace = Trace {
             workload: String::new(),
             family: String::new(),
             device: String::new(),
@@ -305,11 +337,39 @@ mod tests {
             names: vec!["aten::add_".into()],
             storages: vec![Storage { bytes: 8, class: Class::Temporary, locked: None }],
             initial_storages: 1,
-            operators: vec![operator(vec![access(AccessMode::Write)]), operator(vec![access(AccessMode::Read)])],
+            operators: accesses.iter().map(operator).collect(),
             carried: Vec::new(),
         };
         assert_eq!(trace.check(), Ok(()));
-        trace.operators[1].accesses.push(access(AccessMode::Write));
+        trace
+    }
+
+    #[test]
+    fn a_storage_that_one_operator_lists_twice_is_refused() {
+        let mut trace = trace(&[WRITE, READ]);
+        trace.operators[1].accesses.push(WRITE);
         assert_eq!(trace.check(), Err("operator 1 lists twice storage 0".into()));
+    }
+
+    #[test]
+    fn what_finding_times_out_took_is_taken_from_every_operator_alike() {
+        let mut trace = trace(&[WRITE, READ, READ]);
+        for (operator, (gap_ns, cost_ns)) in trace.operators.iter_mut().zip([(500, 9_000), (30, 400), (2_000, 100)]) {
+            (operator.gap_ns, operator.cost_ns) = (gap_ns, cost_ns);
+        }
+        trace.tail_ns = 70;
+        // 12,100 ns together. Of the 1,500 that go, 500 are each operator's; of the second's 400 no more than half may go.
+        trace.cut_to(10_600);
+        let times = |trace: &Trace| {
+            let of = trace.operators.iter().map(|operator| (operator.gap_ns, operator.cost_ns));
+            (of.collect::<Vec<_>>(), trace.tail_ns, trace.makespan_ns)
+        };
+        let factor = 10_600.0 / 10_870.0;
+        let scaled = |time_ns: f64| (time_ns * factor).round() as u64;
+        let expected = vec![(0, scaled(9_000.0)), (0, scaled(200.0)), (scaled(1_500.0), scaled(100.0))];
+        assert_eq!(times(&trace), (expected, scaled(70.0), 10_600));
+        let before = times(&trace);
+        trace.scale_to(2 * 10_600);
+        assert_eq!(trace.operators[0].cost_ns, 2 * before.0[0].1);
     }
 }

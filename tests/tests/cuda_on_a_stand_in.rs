@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use plimsoll_tests::command::Bench;
 use plimsoll_tests::stand_in::StandIn;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The device; none where this libtorch has no CUDA half.
 static STAND_IN: LazyLock<Option<StandIn>> =
@@ -144,6 +144,7 @@ fn the_check_of_bits_passes() {
     for member in ["gpt-tiny", "gpt-tiny-mixed", "resnet-tiny"] {
         let found = check(&bench, "identity", member);
         assert_eq!((&found["untouched_loop_repeats"], found.get("failures")), (&true.into(), None), "{found}");
+        assert_eq!((&found["do_not_repeat"], &found["do_not_repeat_as_timed"]), (&json!([]), &json!([])), "{found}");
         let verdicts = found["verdicts"].as_array().unwrap();
         assert_eq!(verdicts.len(), 4, "{found}");
         for verdict in verdicts {

@@ -1,8 +1,11 @@
 //! `plimsoll gpu-check` finds out everything about a device in one command, writes as it goes, and tells in words what
 //! could not be done. Tried on the CPU, on tiny loops.
 
+use std::path::Path;
+
+use plimsoll_env::hardware::HardwareProfile;
 use plimsoll_tests::command::Bench;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn bench(name: &str) -> Bench {
     let folder = format!("{}/gpu-check-{name}", env!("CARGO_TARGET_TMPDIR"));
@@ -29,7 +32,7 @@ fn bits_are_compared_and_budgets_held_for_both_families() {
     let report = bench.json("out/gpu-check.json");
     for member in ["gpt-tiny", "resnet-tiny"] {
         let found = found(&report, "identity", member);
-        assert_eq!(found["untouched_loop_repeats"], true, "{found}");
+        assert_eq!((&found["untouched_loop_repeats"], &found["do_not_repeat"]), (&true.into(), &json!([])), "{found}");
         assert_eq!(found.get("failures"), None, "{found}");
         let verdicts = found["verdicts"].as_array().unwrap();
         assert_eq!(verdicts.len(), 4, "swap, recompute, both, and a budget from the first iteration on");
@@ -70,8 +73,8 @@ fn policies_are_measured_beside_their_predictions() {
 fn what_could_not_be_done_is_told_and_stops_nothing_else() {
     let bench = bench("told");
     bench.succeed(
-        "gpu-check --device cpu --part pytorch --part memory --part batch --part interceptor --python no-such-python \
-         --minutes 10 --out out",
+        "gpu-check --device cpu --part pytorch --part memory --part batch --part interceptor --part probe \
+         --python no-such-python --minutes 10 --out out",
     );
     let report = bench.json("out/gpu-check.json");
     for (part, why) in
@@ -80,6 +83,9 @@ fn what_could_not_be_done_is_told_and_stops_nothing_else() {
         let outcome = step(&report, part, "gpt-tiny")["outcome"].as_str().unwrap();
         assert!(outcome.starts_with(&format!("not run: {why}")), "{outcome}");
     }
+    let profile = std::fs::read_to_string(bench.path("out/measured.toml")).unwrap();
+    let profile = HardwareProfile::parse(Path::new("measured.toml"), &profile).unwrap();
+    assert_eq!(found(&report, "probe", "gpt-tiny")["profile"], serde_json::to_value(profile).unwrap());
     let cost = &found(&report, "interceptor", "gpt-tiny")["cost"];
     assert!(cost["operators"].as_u64() > Some(100) && cost["plain_ns"].as_u64() > Some(0), "{cost}");
 }
@@ -100,7 +106,7 @@ fn a_machine_is_probed_and_described_as_the_shipped_ones_are() {
     let bench = bench("probe");
     bench.succeed("probe --name this-one --out this-one.toml --json copies.json");
     let text = std::fs::read_to_string(bench.path("this-one.toml")).unwrap();
-    let profile = plimsoll_env::hardware::HardwareProfile::parse(std::path::Path::new("this-one.toml"), &text).unwrap();
+    let profile = HardwareProfile::parse(Path::new("this-one.toml"), &text).unwrap();
     assert_eq!(profile.name, "this-one");
     let copies = bench.json("copies.json");
     let rates = copies["rates"].as_array().unwrap();

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::Args;
-use plimsoll_env::device::{DeviceName, cuda_devices};
-use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
-use plimsoll_env::hardware::{CopyTable, HardwareProfile};
+use plimsoll_env::device::DeviceName;
+use plimsoll_env::hardware::CopyTable;
 use plimsoll_runtime::file::{require_writable, write_whole};
 
+use crate::probed::Probed;
 use crate::results::write_json;
 use crate::table::Table;
 
@@ -37,20 +37,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let out = arguments.out.unwrap_or_else(|| PathBuf::from(format!("configs/hardware/{}.toml", arguments.name)));
     require_writable(&out)?;
     arguments.json.as_deref().map_or(Ok(()), require_writable)?;
-    let device = arguments.device.open()?;
-    let engines = Engines::open(arguments.device, PAGE_LOCKED_LIMIT_BYTES)?;
-    let copies = CopyTable::measure(&engines, device, &CopyTable::SIZES)?;
-    let profile = HardwareProfile::measure(&arguments.name, device, &engines, copies.link(device))?;
-    let machine = match arguments.device {
-        DeviceName::Cpu => "this machine's processor".to_owned(),
-        DeviceName::Cuda(ordinal) => cuda_devices()?[ordinal].name.clone(),
-    };
-    write_whole(&out, profile.to_toml(&format!("{machine}, as `plimsoll probe` measured it.")).as_bytes())?;
+    let probed = Probed::of(arguments.device, &arguments.name)?;
+    write_whole(&out, probed.to_toml().as_bytes())?;
     if let Some(path) = &arguments.json {
-        write_json(path, &copies)?;
+        write_json(path, &probed.copies)?;
     }
-    print(&copies);
-    println!("{}: {machine}", out.display());
+    print(&probed.copies);
+    println!("{}: {}", out.display(), probed.machine);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use plimsoll_env::real::run_plan;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
+use plimsoll_runtime::torch::{Recorder, Run};
 use plimsoll_runtime::{ActionSet, Lineage, Link, plan};
 use serde::Serialize;
 
@@ -83,6 +84,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     // Where the loop itself does not repeat, no runtime could make it.
     let repeats = untouched == again;
     findings.set("untouched_loop_repeats", repeats)?;
+    findings.set("do_not_repeat", unrepeated(bed)?)?;
     let mut judge = |how: &str, ran: anyhow::Result<Verdict>| {
         let verdict = match ran {
             Ok(verdict) => verdict,
@@ -112,10 +114,23 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     set_deterministic(Determinism::NotAsked);
     let repeats = Outcome::untouched(bed, 2)? == Outcome::untouched(bed, 2)?;
     findings.set("untouched_loop_repeats_as_timed", repeats)?;
+    findings.set("do_not_repeat_as_timed", unrepeated(bed)?)?;
     match planned(bed, link, "as timed", ActionSet::ALL) {
         Ok(verdict) => findings.set("verdict_as_timed", verdict),
         Err(error) => findings.fail(format!("as timed: {error:#}")),
     }
+}
+
+/// The operators that give other bits from the same inputs, in the first iteration of two loops.
+fn unrepeated(bed: &Bed<'_>) -> anyhow::Result<Vec<String>> {
+    let session = bed.on.session;
+    for run in [Run::First, Run::Second] {
+        let mut workload = bed.workload()?;
+        session.look_for_repeats(Some(run));
+        Recorder::new(session).iteration(|| workload.iteration())??;
+    }
+    session.look_for_repeats(None);
+    Ok(session.undeclared_effects())
 }
 
 /// A plan that evicts as much as fits.

@@ -11,6 +11,7 @@ mod interceptor;
 mod members;
 mod memory;
 mod overlap;
+mod probe;
 mod pytorch;
 mod schedule;
 
@@ -44,6 +45,8 @@ pub enum Part {
     Identity,
     /// A loop that runs out of memory finishes under a budget
     Memory,
+    /// The hardware profile: the link by copy size, alone and beside compute, and the roofline
+    Probe,
     /// Makespan and peak of every policy at every budget
     Compare,
     /// What plain PyTorch takes, with recompute and with offloading of its own
@@ -71,6 +74,7 @@ impl Part {
         match self {
             Part::Identity => on(member.determinism, &|bed, findings| identity::run(bed, findings)),
             Part::Memory => on(member.determinism, &|bed, findings| memory::run(bed, findings)),
+            Part::Probe => probe::run(request, findings),
             Part::Compare => on(Determinism::NotAsked, &|bed, findings| compare::run(bed, request, findings)),
             Part::Pytorch => pytorch::run(request, findings),
             Part::Batch => on(Determinism::NotAsked, &|bed, findings| batch::run(bed, request, findings)),

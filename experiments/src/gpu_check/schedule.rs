@@ -26,6 +26,7 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Identity, first, 0.15),
         step(Part::Identity, second, 0.15),
         step(Part::Memory, first, 0.12),
+        step(Part::Probe, first, 0.05),
         step(Part::Compare, members[0], 0.2),
         step(Part::Pytorch, members[0], 0.2),
         step(Part::Batch, members[0], 0.12),

@@ -41,6 +41,8 @@ void empty_accelerator_cache();
 
 // The bytes of a storage, wherever they are, copied to the host.
 std::vector<uint8_t> host_copy(const c10::StorageImpl& storage);
+// A digest of them, taken where they are.
+uint64_t digest_there(const c10::StorageImpl& storage);
 
 // Whether operators that are asked for times are timed by the device's own clock, in its own order.
 void time_on_accelerator(bool on);

@@ -11,17 +11,28 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace plimsoll {
 
 std::string& refusal();
 
 PlimsollCallbacks callbacks;
+
+// Digests of what an operator was given and of what it made of it.
+struct Step {
+  std::string name;
+  std::vector<const c10::StorageImpl*> read, created;
+  std::vector<uint64_t> given;  // of the generator, then of what it read
+  uint64_t written = 0, made = 0;
+};
 
 namespace {
 
@@ -63,12 +74,57 @@ class Search {
 
 Search& search = *new Search();  // outlives every operator
 
+// Compares two runs of the same program, operator by operator. One that makes other bits from the same inputs is named once they
+// make a difference to another operator: kernels leave results unwritten that nobody needs.
+class Repeats {
+ public:
+  std::atomic<int32_t> run{PLIMSOLL_REPEATS_OFF};
+
+  void begin(int32_t which) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (which != PLIMSOLL_REPEATS_COMPARE) steps_.clear();
+    next_ = 0;
+    suspects_.clear();
+    run = which;
+  }
+
+  void ran(Step step) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (run == PLIMSOLL_REPEATS_REMEMBER) return steps_.push_back(std::move(step));
+    if (next_ == steps_.size()) return;
+    const Step& before = steps_[next_++];
+    bool differs = before.name == step.name && (before.written != step.written || before.made != step.made);
+    bool by_itself = differs && before.given == step.given;
+    if (by_itself && before.written != step.written) report(step.name);
+    for (size_t index = 0; differs && index < std::min(step.read.size(), before.read.size()); ++index) {
+      if (step.given[1 + index] == before.given[1 + index]) continue;
+      if (auto suspect = suspects_.find(step.read[index]); suspect != suspects_.end()) report(suspect->second);
+    }
+    for (auto* storage : step.created) {
+      suspects_.erase(storage);  // another one that was there before
+      if (by_itself && before.made != step.made) suspects_.emplace(storage, step.name);
+    }
+  }
+
+ private:
+  static void report(const std::string& name) { search.found(name + " gave other bits from the same inputs"); }
+
+  std::mutex mutex_;
+  std::vector<Step> steps_;  // of the run that is remembered
+  size_t next_ = 0;
+  std::unordered_map<const c10::StorageImpl*, std::string> suspects_;  // what made them
+};
+
+Repeats& repeats = *new Repeats();
+
 uint64_t generator_digest() {
   Uncounted uncounted;
   at::Generator generator = at::globalContext().defaultGenerator(counted_device());
   std::lock_guard<std::mutex> lock(generator.mutex());
   return digest(*generator.get_state().storage().unsafeGetStorageImpl());
 }
+
+uint64_t together(uint64_t digests, uint64_t another) { return (digests ^ another) * 0x100000001b3 + (digests >> 29); }
 
 }  // namespace
 
@@ -82,6 +138,7 @@ size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::Stora
 struct Call::Searched {
   std::vector<uint64_t> digests;
   std::vector<Storage> storages;  // the operator may hold the last reference to its input
+  Step step;                      // where it is asked whether the operator does the same again
 };
 
 void Call::SearchedDeleter::operator()(Searched* searched) const { delete searched; }
@@ -95,10 +152,21 @@ int32_t Call::ask() {
 }
 
 void Call::begin(bool wants_times) {
-  if (C10_UNLIKELY(search.on.load(std::memory_order_relaxed))) {
+  bool seeks_repeats = repeats.run.load(std::memory_order_relaxed) != PLIMSOLL_REPEATS_OFF;
+  if (C10_UNLIKELY(seeks_repeats || search.on.load(std::memory_order_relaxed))) {
     searched_.reset(new Searched());
     for (auto* storage : storages_) searched_->storages.push_back(Storage::reclaim_copy(storage));
-    searched_->digests = digest_inputs();
+    if (seeks_repeats) {
+      searched_->step.name = facts_.text;
+      searched_->step.given.push_back(generator_digest());
+      for (size_t index = 0; index < storages_.size(); ++index) {
+        if (accesses_[index].mode == PLIMSOLL_OVERWRITE) continue;
+        searched_->step.read.push_back(storages_[index]);
+        searched_->step.given.push_back(quick_digest(*storages_[index]));
+      }
+    } else {
+      searched_->digests = digest_inputs();
+    }
   }
   reset_operator_peak();
   if (wants_times) {
@@ -113,8 +181,9 @@ void Call::end(int32_t answer, const c10::IValue* results) {
     event_.end_ns = now_ns();
   }
   event_.peak_bytes = operator_peak_bytes();
-  if (C10_UNLIKELY(searched_ != nullptr)) compare_inputs(searched_->digests);
-  find_created(results, (answer & PLIMSOLL_WATCH) && facts_.is_factory);
+  if (C10_UNLIKELY(searched_ != nullptr) && !searched_->digests.empty()) compare_inputs(searched_->digests);
+  auto created = find_created(results, (answer & PLIMSOLL_WATCH) && facts_.is_factory);
+  if (C10_UNLIKELY(searched_ != nullptr) && searched_->digests.empty()) compare_runs(created);
   event_.created = created_.data();
   event_.created_count = created_.size();
   event_.not_replayable = not_replayable_;
@@ -204,8 +273,8 @@ void Call::compare_inputs(const std::vector<uint64_t>& before) {
   }
 }
 
-void Call::find_created(const c10::IValue* results, bool watch) {
-  c10::SmallVector<c10::StorageImpl*, 8> created;
+Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
+  Storages created;
   bool plain = collect_created(results, facts_.returns, storages_, created);
   if (!plain) {
     not_replayable_ = "a result has no plain storage";
@@ -222,6 +291,16 @@ void Call::find_created(const c10::IValue* results, bool watch) {
     if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);
     created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});
   }
+  return created;
+}
+
+void Call::compare_runs(const Storages& created) {
+  Step& step = searched_->step;
+  for (size_t index = 0; index < accesses_.size(); ++index)
+    if (accesses_[index].mode != PLIMSOLL_READ) step.written = together(step.written, quick_digest(*storages_[index]));
+  for (auto* storage : created) step.made = together(step.made, quick_digest(*storage));
+  step.created.assign(created.begin(), created.end());
+  repeats.ran(std::move(step));
 }
 
 uint32_t phase() {
@@ -230,6 +309,7 @@ uint32_t phase() {
 }
 
 void hash_inputs(bool on) { search.on = on; }
+void look_for_repeats(int32_t run) { repeats.begin(run); }
 std::vector<std::string> take_undeclared() { return search.take(); }
 
 }  // namespace plimsoll

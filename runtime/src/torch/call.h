@@ -80,9 +80,11 @@ class Call {
   void find_accesses();
   void access(c10::TensorImpl* tensor, const Argument& argument, bool plain);
   bool writes_statistics() const;
-  void find_created(const c10::IValue* results, bool watch);
+  using Storages = c10::SmallVector<c10::StorageImpl*, 8>;
+  Storages find_created(const c10::IValue* results, bool watch);
   std::vector<uint64_t> digest_inputs() const;
   void compare_inputs(const std::vector<uint64_t>& before);
+  void compare_runs(const Storages& created);
 
   const OperatorFacts& facts_;
   c10::DispatchKeySet keys_;
@@ -92,7 +94,7 @@ class Call {
   OwnedRecipe recipe_;
   Seen seen_;
   std::unique_ptr<Searched, SearchedDeleter> searched_;
-  c10::SmallVector<c10::StorageImpl*, 8> storages_;
+  Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;
   c10::SmallVector<PlimsollCreated, 4> created_;
 };
@@ -102,7 +104,9 @@ uint32_t phase();
 
 // Switches the search for undeclared effects on or off.
 void hash_inputs(bool on);
-// What it has found since the last call, one description for each finding.
+// Switches the search for operators that do not repeat: PlimsollRepeats.
+void look_for_repeats(int32_t run);
+// What both have found since the last call, one description for each finding.
 std::vector<std::string> take_undeclared();
 
 }  // namespace plimsoll

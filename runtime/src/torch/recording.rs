@@ -371,7 +371,7 @@ pub(crate) fn trace_of(
     let marked = marks.iter().filter_map(|(&entry, &class)| Some((last.id(last.local(entry)?), class)));
     classify(&mut trace, marked.collect());
     if !untimed.is_empty() {
-        take_at(&mut trace, median(&untimed, |iteration| iteration.makespan_ns));
+        trace.cut_to(median(&untimed, |iteration| iteration.makespan_ns));
     }
     debug_assert_eq!(trace.check(), Ok(()));
     if iterations.iter().any(|iteration| iteration.is_pressed) {
@@ -381,28 +381,6 @@ pub(crate) fn trace_of(
         trace.makespan_ns = lineage.keep_all_makespan_ns();
     }
     Ok(trace)
-}
-
-/// Takes from the times of `trace` what finding them out took, until they add up to `makespan_ns`: the same from every operator,
-/// from the pause before it first, and of what is left then from all in proportion.
-fn take_at(trace: &mut Trace, makespan_ns: u64) {
-    let total = |trace: &Trace| {
-        trace.operators.iter().map(|operator| operator.gap_ns + operator.cost_ns).sum::<u64>() + trace.tail_ns
-    };
-    let each_ns = total(trace).saturating_sub(makespan_ns) / trace.operators.len() as u64;
-    for operator in &mut trace.operators {
-        let of_gap_ns = each_ns.min(operator.gap_ns);
-        operator.gap_ns -= of_gap_ns;
-        operator.cost_ns -= (each_ns - of_gap_ns).min(operator.cost_ns / 2);
-    }
-    let factor = makespan_ns as f64 / total(trace).max(1) as f64;
-    let scale = |time_ns: &mut u64| *time_ns = (*time_ns as f64 * factor).round() as u64;
-    for operator in &mut trace.operators {
-        scale(&mut operator.gap_ns);
-        scale(&mut operator.cost_ns);
-    }
-    scale(&mut trace.tail_ns);
-    trace.makespan_ns = makespan_ns;
 }
 
 /// Puts the times that `iterations` took, in the median, into a trace of the same iteration.

@@ -71,6 +71,15 @@ static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CALLBACKS: Callbacks =
     Callbacks { name: on_name, before: on_before, after: on_after, failed: on_failed, pressure: on_pressure };
 
+/// One of two runs of the same program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// What operators are given and make of it is remembered.
+    First,
+    /// It is compared.
+    Second,
+}
+
 /// A process's connection to libtorch's dispatcher and to the allocator of one device.
 ///
 /// Make it before the model: bytes allocated earlier are not counted and cannot be evicted.
@@ -145,8 +154,18 @@ impl Session {
         shim::hash_inputs(on);
     }
 
-    /// What that search has found since it was last asked: one line for each operator and effect. An operator that is
-    /// found here must be taught to the shim before its storages may be recomputed.
+    /// Switches the search for operators that give other bits from the same inputs: those of two runs of the same program, whose
+    /// iterations a [`Recorder`](super::Recorder) watches. [`Session::undeclared_effects`] tells what was found.
+    pub fn look_for_repeats(&self, run: Option<Run>) {
+        shim::look_for_repeats(match run {
+            None => 0,
+            Some(Run::First) => 1,
+            Some(Run::Second) => 2,
+        });
+    }
+
+    /// What either search has found since it was last asked: one line for each operator and effect. An operator with an effect
+    /// must be taught to the shim before its storages may be recomputed.
     pub fn undeclared_effects(&self) -> Vec<String> {
         shim::take_undeclared()
     }

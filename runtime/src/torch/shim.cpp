@@ -75,6 +75,7 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
 uint32_t plimsoll_phase(void) { return phase(); }
 
 void plimsoll_hash_inputs(int32_t on) { hash_inputs(on != 0); }
+void plimsoll_look_for_repeats(int32_t run) { look_for_repeats(run); }
 
 size_t plimsoll_take_undeclared(char* out, size_t capacity) {
   size_t written = 0;

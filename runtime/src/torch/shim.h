@@ -90,6 +90,13 @@ void plimsoll_intercept(int32_t on);
 // Switches the search for operators that do what their schema does not say: hashes every input and the generator's
 // state before and after every operator. Slow.
 void plimsoll_hash_inputs(int32_t on);
+// Whether operators give the same bits from the same inputs, in two runs of the same program. Neither may be under a plan.
+enum PlimsollRepeats {
+  PLIMSOLL_REPEATS_OFF = 0,
+  PLIMSOLL_REPEATS_REMEMBER = 1,  // what operators of the first run are given, and what they make of it
+  PLIMSOLL_REPEATS_COMPARE = 2,   // what those of the second are, and do
+};
+void plimsoll_look_for_repeats(int32_t run);
 // How many such operators were found since the last call; their descriptions, one a line, are cut off at `capacity`.
 size_t plimsoll_take_undeclared(char* out, size_t capacity);
 

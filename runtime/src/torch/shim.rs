@@ -186,6 +186,7 @@ unsafe extern "C" {
     fn plimsoll_intercept(on: i32);
     fn plimsoll_phase() -> u32;
     fn plimsoll_hash_inputs(on: i32);
+    fn plimsoll_look_for_repeats(run: i32);
     fn plimsoll_take_undeclared(out: *mut c_char, capacity: usize) -> usize;
     fn plimsoll_error() -> *const c_char;
     fn plimsoll_refuse(message: *const c_char);
@@ -315,6 +316,11 @@ pub(crate) fn phase() -> Phase {
 pub(crate) fn hash_inputs(on: bool) {
     // SAFETY: sets a flag.
     unsafe { plimsoll_hash_inputs(i32::from(on)) }
+}
+
+pub(crate) fn look_for_repeats(run: i32) {
+    // SAFETY: sets a mode, whose values are those of `PlimsollRepeats`.
+    unsafe { plimsoll_look_for_repeats(run) }
 }
 
 /// Operators that were found to do what their schema does not say.
