@@ -10,10 +10,11 @@ endif
 PLIMSOLL := target/debug/plimsoll
 USED_LIBTORCH := $(or $(strip $(LIBTORCH)),$(CURDIR)/.libtorch/torch)
 
-# What puts a device of the pace of MACHINE before a command.
+# What puts a device of the pace of MACHINE, and of so much memory, before a command.
 MACHINE ?= h200
+MEMORY_BYTES ?= 141000000000
 PACED = LD_PRELOAD=$(CURDIR)/target/stand-in/paced/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
-    STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=141000000000
+    STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=$(MEMORY_BYTES)
 
 # For both model families: records loops, trains a policy, and compares it with the baselines on the real loops.
 # Everything it makes stands in demo/; `tensorboard --logdir demo/runs` shows the comparison.

@@ -16,12 +16,6 @@ use crate::results::write_json;
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
 pub const RECORDED_ON: &str = "recorded-on.json";
-/// The profiles that there are without a folder.
-const SHIPPED: [(&str, &str); 3] = [
-    ("titan-v", include_str!("../../configs/hardware/titan-v.toml")),
-    ("a100", include_str!("../../configs/hardware/a100.toml")),
-    ("h200", include_str!("../../configs/hardware/h200.toml")),
-];
 /// The device whose times a roofline of this machine explains.
 const PROJECTABLE: &str = "cpu";
 
@@ -43,13 +37,13 @@ impl Machine {
         let folder = config.and_then(Path::parent).unwrap_or(Path::new("configs")).join("hardware");
         let named = folder.join(format!("{name}.toml"));
         let path = if name.ends_with(".toml") { PathBuf::from(name) } else { named };
-        let profile = match SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
+        let profile = match HardwareProfile::SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
             _ if path.exists() => HardwareProfile::load(&path)?,
             Some((_, text)) => HardwareProfile::parse(&path, text)?,
             None => bail!(
                 "no machine `{name}`: expected `{AS_RECORDED}`, a profile's path, its name in {}, or {}",
                 folder.display(),
-                SHIPPED.map(|(shipped, _)| shipped).join(", "),
+                HardwareProfile::SHIPPED.map(|(shipped, _)| shipped).join(", "),
             ),
         };
         Ok(Machine::Profiled(Box::new(profile)))

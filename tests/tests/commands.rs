@@ -506,7 +506,7 @@ fn a_plan_says_over_which_link_and_knows_the_shipped_machines_anywhere() {
     let warning = "warning: there is no recorded-on.json: this machine is taken for the one that recorded";
     assert!(shipped.stderr.contains(warning), "{}", shipped.stderr);
     let unknown = bench.refuse(&format!("{line} --hardware titan-w"));
-    assert!(unknown.contains("no machine `titan-w`") && unknown.contains("titan-v, a100, h200"), "{unknown}");
+    assert!(unknown.contains("no machine `titan-w`") && unknown.contains("titan-v, a100, h100, h200"), "{unknown}");
 }
 
 #[test]
