@@ -19,19 +19,32 @@ impl Begun {
         Begun { words: vec![0; windows.div_ceil(64)], until: 0 }
     }
 
-    /// Those that start at operator `index` or before and end after it, in order of their ends.
-    pub(crate) fn open(&mut self, lineage: &Lineage, index: usize) -> impl Iterator<Item = WindowId> + '_ {
+    /// Those that start at operator `index` or before and end after it, in order of their ends; and only those `among` whose
+    /// words of 64 windows each they are.
+    pub(crate) fn open<'s>(
+        &'s mut self,
+        lineage: &Lineage,
+        index: usize,
+        among: impl Fn(usize) -> u64 + 's,
+    ) -> impl Iterator<Item = WindowId> + 's {
         self.go_to(lineage, index + 1);
         let first = lineage.windows().partition_point(|window| window.end as usize <= index);
-        let rest = self.words.get(first / 64).map_or(0, |&word| word & (u64::MAX << (first % 64)));
-        let later = self.words.iter().copied().skip(first / 64 + 1);
-        let words = (first / 64..).zip(std::iter::once(rest).chain(later));
-        words.flat_map(|(word, mut bits)| {
+        let not_ended = move |word| if word == first / 64 { u64::MAX << (first % 64) } else { u64::MAX };
+        let words = self.words.iter().enumerate().skip(first / 64);
+        words.flat_map(move |(word, begun)| {
+            let mut bits = begun & not_ended(word) & among(word);
             std::iter::from_fn(move || {
                 let bit = (bits != 0).then(|| bits.trailing_zeros())?;
                 bits &= bits - 1;
                 Some(WindowId(word as u32 * 64 + bit))
             })
+        })
+    }
+
+    /// One bit per window for which it `holds`, in words of 64 windows each.
+    pub(crate) fn words<T>(windows: &[T], holds: impl Fn(&T) -> bool) -> impl Iterator<Item = u64> {
+        windows.chunks(64).map(move |chunk| {
+            chunk.iter().enumerate().fold(0, |word, (bit, window)| word | u64::from(holds(window)) << bit)
         })
     }
 

@@ -268,6 +268,10 @@ pub struct Timeline<'a> {
     /// Per operator: how far it finished behind its keep-all time in the last run that could stop.
     lag_ns: Vec<u64>,
     begun: Begun,
+    /// One bit per window that could be rebuilt.
+    recomputable: Vec<u64>,
+    /// One bit per window that the run's plan keeps; nothing until somebody asks.
+    kept: Vec<u64>,
     open: Vec<WindowId>,
     /// Prefetches that start later than they should, in order, where the run may stop for them.
     late: Vec<Late>,
@@ -302,6 +306,8 @@ impl<'a> Timeline<'a> {
             asked: Plan::keep_all(0),
             lag_ns: vec![0; trace.operators.len()],
             begun: Begun::new(lineage.windows().len()),
+            recomputable: Begun::words(lineage.windows(), |window| window.recomputable).collect(),
+            kept: Vec::new(),
             open: Vec::new(),
             late: Vec::new(),
             slab: Slab::default(),
@@ -400,6 +406,7 @@ impl<'a> Timeline<'a> {
         }
         self.on_pressure = on_pressure;
         self.base.forget();
+        self.kept.clear();
         self.decide_prefetches(plan);
         self.note_agenda();
         self.operator = self.start();
@@ -748,12 +755,16 @@ impl<'a> Timeline<'a> {
 
     /// Finds the windows that one of `actions` could evict.
     fn collect_open_windows(&mut self, actions: ActionSet) {
+        if self.kept.is_empty() {
+            self.kept.extend(Begun::words(&self.actions, |&action| action == Action::Keep));
+        }
         let mut open = std::mem::take(&mut self.open);
         open.clear();
-        open.extend(self.begun.open(self.lineage, self.operator));
+        let evictable = |word: usize| if actions.swap { u64::MAX } else { self.recomputable[word] };
+        open.extend(self.begun.open(self.lineage, self.operator, |word| self.kept[word] & evictable(word)));
         open.retain(|&id| {
             let window = self.lineage.window(id);
-            self.actions[id.index()] == Action::Keep && !self.is_locked(window) && self.may_evict(window, actions)
+            !self.is_locked(window) && self.may_evict(window, actions)
         });
         self.open = open;
     }

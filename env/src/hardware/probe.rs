@@ -120,8 +120,6 @@ mod tests {
     fn a_recorded_loop_projected_to_this_machine_takes_the_time_that_it_took() {
         let _running = one_at_a_time();
         let host = Roofline::of_host().unwrap();
-        println!("{host:?}");
-        assert!(host.flops_per_s > host.memory_bytes_per_s / 4.0, "a product reuses what it reads: {host:?}");
         let session = Session::install().unwrap();
         let mut workload = tiny("gpt").build("gpt", Device::Cpu, 1).unwrap();
         let (trace, _) = record(session, workload.as_mut(), 3, "cpu").unwrap();

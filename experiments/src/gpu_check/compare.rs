@@ -11,12 +11,12 @@ use flate2::write::GzEncoder;
 use plimsoll_env::Instance;
 use plimsoll_env::real::{Measurement, run_plan};
 use plimsoll_env::workload::Workload;
+use plimsoll_runtime::baselines::Largest;
 use plimsoll_runtime::file::write_whole;
-use plimsoll_runtime::lineage::WindowId;
-use plimsoll_runtime::planner::Planned;
+use plimsoll_runtime::planner::completed;
 use plimsoll_runtime::timetable::Timetable;
 use plimsoll_runtime::torch::Executor;
-use plimsoll_runtime::{Action, ActionSet, Decided, Lineage, Plan, Planner, Timeline, Trace};
+use plimsoll_runtime::{ActionSet, Decided, Lineage, Plan, Planner, Timeline, Trace};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -67,7 +67,15 @@ struct Point {
 }
 
 /// Everything evicted that may be, whatever it costs: last, for on a large model it costs the most.
-const EVERYTHING: [(&str, Action); 2] = [("recompute-all", Action::Recompute), ("swap-all", Action::Swap)];
+struct Everything {
+    name: &'static str,
+    actions: ActionSet,
+}
+
+const EVERYTHING: [Everything; 2] = [
+    Everything { name: "recompute-all", actions: ActionSet { swap: false, recompute: true } },
+    Everything { name: "swap-all", actions: ActionSet { swap: true, recompute: false } },
+];
 
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
@@ -105,29 +113,20 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
             bench.measure(&instance, ratio, policy.name(), &decided, findings)?;
         }
     }
-    for (name, action) in EVERYTHING {
+    for Everything { name, actions } in EVERYTHING {
         if request.deadline.is_over() {
             return findings.set("cut_short", true);
         }
-        let planned = everything(&mut instance, action);
-        bench.measure(&instance, 0.0, name, &Decided { planned, by: name }, findings)?;
+        let unlimited = Instance { budget_bytes: 0, actions, ..instance.clone() };
+        let nothing = Plan::keep_all(unlimited.lineage.windows().len());
+        let mut planned = completed(unlimited.problem(), nothing, &mut Largest);
+        // No budget that it is held to: what such a plan needs, and may use.
+        let needed = Instance { budget_bytes: planned.prediction.peak_bytes, ..unlimited };
+        let mut timeline = Timeline::new(&needed.trace, &needed.lineage, link);
+        planned.prediction = timeline.schedule(&planned.plan, needed.budget_bytes).1;
+        bench.measure(&needed, 0.0, name, &Decided { planned, by: "largest" }, findings)?;
     }
     Ok(())
-}
-
-/// `action` wherever it may be taken, and as a budget what that needs, for it is held to none.
-fn everything(instance: &mut Instance, action: Action) -> Planned {
-    let problem = instance.problem();
-    let windows = problem.lineage.windows().len();
-    let mut plan = Plan::keep_all(windows);
-    for window in (0..windows as u32).map(WindowId).filter(|&window| problem.allows(window, action)) {
-        plan.set(window, action);
-    }
-    let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
-    let budget_bytes = timeline.predict(&plan, 0).peak_bytes;
-    let prediction = timeline.predict(&plan, budget_bytes);
-    instance.budget_bytes = budget_bytes;
-    Planned { plan, prediction, decisions: 0, decide_ns: 0 }
 }
 
 /// Learned policies of this loop's family, then baselines.
