@@ -91,7 +91,7 @@ MINUTES ?= 30
 gpu-rehearsal: libtorch tools stand-in
 	cargo build
 	@mkdir -p target/rehearsal
-	$(PACED) PYTHONPATH=$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python $(PLIMSOLL) gpu-check --out target/rehearsal \
+	$(PACED) PYTHONPATH=$(CURDIR)/tests/stand_in/python:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python $(PLIMSOLL) gpu-check --out target/rehearsal \
 	    --minutes $(MINUTES) $(PARTS:%=--part %) $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
 
 # The device that stands in for a GPU, in target/stand-in/.

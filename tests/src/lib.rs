@@ -7,6 +7,7 @@ pub mod budget;
 pub mod command;
 pub mod fuzz;
 pub mod perceptron;
+pub mod python;
 pub mod stand_in;
 
 use std::path::Path;

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::python::torch_packages;
+
 /// The libraries.
 pub struct StandIn {
     folder: PathBuf,
@@ -34,11 +36,15 @@ impl StandIn {
         self.environment("late", [("STAND_IN_SEED", seed.to_string())])
     }
 
-    /// What puts a paced device before a program: one of so much memory, and of the pace of `machine`, a file in
-    /// `configs/hardware/`.
+    /// What puts a paced device before a program, Python or not: one of so much memory, and of the pace of `machine`, a file
+    /// in `configs/hardware/`.
     pub fn paced(&self, machine: &str, bytes: u64) -> Vec<(&'static str, OsString)> {
         let machine = format!("{}/../configs/hardware/{machine}.toml", env!("CARGO_MANIFEST_DIR"));
-        self.environment("paced", [("STAND_IN_MACHINE", machine), ("STAND_IN_BYTES", bytes.to_string())])
+        let mut set = self.environment("paced", [("STAND_IN_MACHINE", machine), ("STAND_IN_BYTES", bytes.to_string())]);
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("stand_in/python");
+        let packages = [own].into_iter().chain(torch_packages().into_iter().flatten());
+        set.push(("PYTHONPATH", std::env::join_paths(packages).expect("no path has a colon")));
+        set
     }
 
     fn environment<const N: usize>(

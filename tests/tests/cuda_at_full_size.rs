@@ -77,6 +77,24 @@ fn plans_are_followed_to_the_byte_and_the_host_never_waits() {
 }
 
 #[test]
+fn plain_pytorch_takes_as_much_memory_and_its_checkpoints_peak_is_held() {
+    for member in ["gpt2-small", "resnet50"] {
+        let Some(found) = check("pytorch", member, NO_LIMIT) else { return };
+        let ways = found["ways"].as_array().unwrap();
+        let names: Vec<_> = ways.iter().map(|way| way["way"].as_str().unwrap()).collect();
+        assert_eq!(names, ["plain", "checkpoint", "save_on_cpu"]);
+        let peaks: Vec<f64> =
+            ways.iter().map(|way| way["allocated_peak_bytes"].as_f64().expect("no failure")).collect();
+        assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{found}");
+        let keep_all = found["keep_all_peak_bytes"].as_f64().unwrap();
+        assert!((keep_all / peaks[0] - 1.0).abs() < 0.03, "{member}: the same model, {keep_all} and {peaks:?}");
+        let point = &found["points"][0];
+        assert_eq!(point["budget_bytes"].as_f64(), Some(peaks[1]), "{point}");
+        assert_eq!((&point["held"], &point["followed"]), (&true.into(), &true.into()), "{point}");
+    }
+}
+
+#[test]
 fn policies_for_published_sizes_are_better_there_than_those_they_started_from() {
     let Some(bench) = bench("policies") else { return };
     let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
+use plimsoll_tests::python::torch_packages;
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::Value;
 
@@ -17,14 +18,9 @@ struct Ground {
 
 /// None where the libtorch in use is not Python's.
 static GROUND: LazyLock<Option<Ground>> = LazyLock::new(|| {
-    let libtorch = Path::new(env!("LIBTORCH"));
-    if !libtorch.join("__init__.py").exists() {
-        return None;
-    }
-    let tools = root().join(".tools/python");
-    assert!(tools.exists(), "run `make tools` first");
+    let torch = torch_packages()?;
     let made = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let packages = vec![package(&made.join("python")), libtorch.parent().unwrap().to_owned(), tools];
+    let packages = [package(&made.join("python"))].into_iter().chain(torch).collect();
     Some(Ground { packages, stand_in: StandIn::make(&made.join("stand-in")) })
 });
 

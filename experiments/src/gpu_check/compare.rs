@@ -3,34 +3,24 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::Context;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use plimsoll_env::Instance;
-use plimsoll_env::real::{Measurement, run_plan};
-use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::Largest;
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::planner::completed;
 use plimsoll_runtime::timetable::Timetable;
-use plimsoll_runtime::torch::Executor;
-use plimsoll_runtime::{ActionSet, Decided, Lineage, Plan, Planner, Timeline, Trace};
-use serde::Serialize;
+use plimsoll_runtime::{ActionSet, Decided, Plan, Planner, Timeline, Trace};
 use serde_json::Value;
 
+use super::bench::Bench;
 use super::overlap::Noted;
 use super::{Bed, Findings, Request};
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace, noted_trace};
-use crate::loops::OpenDevice;
-use crate::results::PointResult;
 
-/// Iterations that a trace is made of.
-const RECORDED: usize = 5;
-/// Planned iterations of every point, beside as many untouched ones.
-const MEASURED: usize = 3;
 /// Budgets as shares of the keep-all peak.
 const RATIOS: [f64; 4] = [0.6, 0.45, 0.8, 0.3];
 /// Baselines, most telling first; learned policies come before them.
@@ -50,22 +40,6 @@ const BASELINES: [&str; 13] = [
     "megengine",
 ];
 
-/// A policy at a budget, with what only a device of its own memory has to say.
-#[derive(Serialize)]
-struct Point {
-    ratio: f64,
-    #[serde(flatten)]
-    result: PointResult,
-    /// Whether every planned iteration went as its schedule says.
-    followed: bool,
-    /// Measured less predicted.
-    peak_error_bytes: i64,
-    /// What the caching allocator had of the device at most, in an iteration that found its cache empty.
-    reserved_peak_bytes: u64,
-    /// Waits of the host for copies, and pieces of page-locked memory it had to get, once the first iteration was over.
-    host_waits_and_allocations: Option<(u64, u64)>,
-}
-
 /// Everything evicted that may be, whatever it costs: last, for on a large model it costs the most.
 struct Everything {
     name: &'static str,
@@ -79,25 +53,15 @@ const EVERYTHING: [Everything; 2] = [
 
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
-    let mut workload = bed.workload()?;
-    bed.on.session.reset_device_peak();
-    let (trace, _) = bed.record(workload.as_mut(), RECORDED)?;
-    findings.set("keep_all_peak_bytes", trace.peak_bytes)?;
-    findings.set("keep_all_device_counts", format!("{:?}", bed.on.session.device_counts()))?;
-    findings.set("recorded_makespan_ns", trace.makespan_ns)?;
-    findings.set("operators", trace.operators.len())?;
-    save_trace(&trace, &request.out)?;
-    let link = bed.on.measured_link()?;
-    findings.set("link", link)?;
-    let lineage = Arc::new(Lineage::of(&trace));
-    let mut instance =
-        Instance { lineage, link, budget_bytes: u64::MAX, actions: ActionSet::ALL, trace: Arc::new(trace) };
-
-    let keep_all = Chosen::parse("keep-all")?;
-    let mut bench = Bench { bed, workload: workload.as_mut() };
-    bench.measure(&instance, 1.0, "keep-all", &keep_all.plan(instance.problem(), &Planner::default()), findings)?;
+    let mut bench = Bench::recorded(bed, findings)?;
+    let mut instance = bench.instance.clone();
+    save_trace(&instance.trace, &request.out)?;
+    let keep_all = Chosen::parse("keep-all")?.plan(instance.problem(), &Planner::default());
+    bench.measure(&instance, 1.0, "keep-all", &keep_all, findings)?;
     let mut drawn = false;
-    for policy in policies(request, &instance.trace.family)? {
+    let mut policies = request.learned(&instance.trace.family)?;
+    policies.extend(BASELINES.map(Chosen::Baseline));
+    for policy in policies {
         for ratio in RATIOS {
             if request.deadline.is_over() {
                 return findings.set("cut_short", true);
@@ -106,7 +70,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
             let decided = policy.plan(instance.problem(), &Planner::default());
             if !drawn && decided.planned.fits() {
                 drawn = true;
-                if let Err(error) = bench.draw(&instance, &decided, policy.name(), request, findings) {
+                if let Err(error) = draw(&mut bench, &instance, &decided, policy.name(), request, findings) {
                     findings.fail(format!("drawing {}: {error:#}", policy.name()))?;
                 }
             }
@@ -122,115 +86,29 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
         let mut planned = completed(unlimited.problem(), nothing, &mut Largest);
         // No budget that it is held to: what such a plan needs, and may use.
         let needed = Instance { budget_bytes: planned.prediction.peak_bytes, ..unlimited };
-        let mut timeline = Timeline::new(&needed.trace, &needed.lineage, link);
-        planned.prediction = timeline.schedule(&planned.plan, needed.budget_bytes).1;
+        let mut timeline = Timeline::new(&needed.trace, &needed.lineage, needed.link);
+        planned.prediction = timeline.predict(&planned.plan, needed.budget_bytes);
         bench.measure(&needed, 0.0, name, &Decided { planned, by: "largest" }, findings)?;
     }
     Ok(())
 }
 
-/// Learned policies of this loop's family, then baselines.
-fn policies(request: &Request, family: &str) -> anyhow::Result<Vec<Chosen>> {
-    let learned = request.policies.iter().map(|path| Chosen::parse(&path.to_string_lossy()));
-    let mut policies = learned.collect::<anyhow::Result<Vec<_>>>()?;
-    policies.retain(|policy| matches!(policy, Chosen::Learned { file, .. } if file.family == family));
-    policies.extend(BASELINES.map(Chosen::Baseline));
-    Ok(policies)
-}
-
-/// What points are measured with.
-struct Bench<'a> {
-    bed: &'a Bed<'a>,
-    workload: &'a mut dyn Workload,
-}
-
-impl Bench<'_> {
-    /// A plan for Perfetto: as predicted, and as a device notes it.
-    fn draw(
-        &mut self,
-        instance: &Instance,
-        decided: &Decided,
-        policy: &str,
-        request: &Request,
-        findings: &mut Findings,
-    ) -> anyhow::Result<()> {
-        draw(instance, decided, policy, &request.out)?;
-        if !self.bed.is_cpu() {
-            let noted = Noted::of(self.bed, self.workload, instance, decided)?;
-            findings.set("overlap", noted.overlap())?;
-            draw_noted(instance, policy, &noted, &request.out)?;
-        }
-        Ok(())
+/// A plan for Perfetto: as predicted, and as a device notes it.
+fn draw(
+    bench: &mut Bench<'_>,
+    instance: &Instance,
+    decided: &Decided,
+    policy: &str,
+    request: &Request,
+    findings: &mut Findings,
+) -> anyhow::Result<()> {
+    draw_timetable(instance, decided, policy, &request.out)?;
+    if !bench.bed.is_cpu() {
+        let noted = Noted::of(bench.bed, bench.workload.as_mut(), instance, decided)?;
+        findings.set("overlap", noted.overlap())?;
+        draw_noted(instance, policy, &noted, &request.out)?;
     }
-
-    /// Measures a point; what goes wrong on the way is a finding like any other.
-    fn measure(
-        &mut self,
-        instance: &Instance,
-        ratio: f64,
-        policy: &str,
-        decided: &Decided,
-        findings: &mut Findings,
-    ) -> anyhow::Result<()> {
-        let mut result = PointResult::planned(policy, &instance.problem(), false, decided);
-        let budgeted = (0.0..1.0).contains(&ratio) && ratio > 0.0;
-        if budgeted && !result.feasible {
-            return findings.push("infeasible", format!("{policy} at {ratio}"));
-        }
-        let reserved = self.reserved_peak_bytes(instance, decided);
-        match reserved.and_then(|reserved| Ok((reserved, self.run(instance, decided)?))) {
-            Ok((reserved_peak_bytes, (measured, host_waits_and_allocations))) => {
-                result.measure(&instance.problem(), &decided.planned.plan, &measured);
-                let peak_error_bytes = measured.peak_bytes as i64 - result.predicted.peak_bytes as i64;
-                let followed = measured.reports.iter().all(|report| report.followed);
-                if !followed {
-                    findings.fail(format!("{policy} at {ratio}: an iteration departed from its plan"))?;
-                }
-                if result.held != Some(true) {
-                    findings.fail(format!("{policy} at {ratio}: a peak of {} bytes", measured.peak_bytes))?;
-                }
-                findings.push(
-                    "points",
-                    Point {
-                        ratio,
-                        result,
-                        followed,
-                        peak_error_bytes,
-                        reserved_peak_bytes,
-                        host_waits_and_allocations,
-                    },
-                )
-            }
-            Err(error) => findings.fail(format!("{policy} at {ratio}: {error:#}")),
-        }
-    }
-
-    /// What the allocator has of the device at most in one iteration by plan that finds its cache empty.
-    fn reserved_peak_bytes(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<u64> {
-        let OpenDevice { session, engines, .. } = &self.bed.on;
-        let (trace, lineage, plan) = (&*instance.trace, &*instance.lineage, &decided.planned.plan);
-        let (schedule, _) = Timeline::new(trace, lineage, instance.link).schedule(plan, instance.budget_bytes);
-        let mut executor = Executor::new(*session, trace, lineage, plan, schedule, engines.engine(None)?);
-        // This one matches storages with the trace.
-        executor.iteration(|| self.workload.iteration())?.0?;
-        engines.settle();
-        session.empty_device_cache()?;
-        session.reset_device_peak();
-        executor.iteration(|| self.workload.iteration())?.0?;
-        Ok(session.device_counts().reserved_peak_bytes)
-    }
-
-    /// What a plan does, and how often the host waited for a copy meanwhile, or for page-locked memory: the iteration before
-    /// has got it.
-    fn run(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<(Measurement, Option<(u64, u64)>)> {
-        let OpenDevice { session, engines, .. } = &self.bed.on;
-        let (plan, problem) = (&decided.planned.plan, instance.problem());
-        let before = engines.host_waits_and_allocations();
-        let measured = run_plan(*session, self.workload, &problem, plan, engines.engine(None)?, MEASURED, true)?;
-        let after = engines.host_waits_and_allocations();
-        let since = before.zip(after).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
-        Ok((measured, since))
-    }
+    Ok(())
 }
 
 fn gzip(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
@@ -249,7 +127,7 @@ fn save_trace(trace: &Trace, out: &Path) -> anyhow::Result<()> {
 }
 
 /// The timetable of a plan, for Perfetto.
-fn draw(instance: &Instance, decided: &Decided, policy: &str, out: &Path) -> anyhow::Result<()> {
+fn draw_timetable(instance: &Instance, decided: &Decided, policy: &str, out: &Path) -> anyhow::Result<()> {
     let (trace, lineage, link) = (&*instance.trace, &*instance.lineage, instance.link);
     let (schedule, _) = Timeline::new(trace, lineage, link).schedule(&decided.planned.plan, instance.budget_bytes);
     let timetable = Timetable::of(trace, lineage, &schedule, link);

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use plimsoll_runtime::torch::{Executor, IterationReport};
+use plimsoll_runtime::torch::Executor;
 use plimsoll_runtime::{Lineage, Plan, Timeline};
 use serde::Serialize;
 
 use super::{Bed, Findings};
 
-/// Rounds of one iteration each; the first few warm up.
+/// Rounds of one iteration that counts each; the first few warm up.
 const ROUNDS: usize = 12;
 const WARM_UP: usize = 2;
 
@@ -33,19 +33,17 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let mut executor = Executor::new(bed.on.session, &trace, &lineage, &keep_all, schedule, engine);
     let (mut plain, mut watched) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        bed.on.engines.settle();
-        let started = Instant::now();
-        workload.iteration()?;
-        bed.on.engines.settle();
-        let plain_ns = started.elapsed().as_nanos() as u64;
-        let started = Instant::now();
-        let (loss, IterationReport { deviation, .. }) = executor.iteration(|| workload.iteration())?;
-        loss?;
-        bed.on.engines.settle();
-        let watched_ns = started.elapsed().as_nanos() as u64;
-        // An iteration that nobody saw lies between: the first one after it only finds its storages again.
+        let plain_ns = timed(bed, || Ok(workload.iteration().map(drop)?))?;
+        // After one that nobody saw, the first only finds its storages again.
+        timed(bed, || Ok(executor.iteration(|| workload.iteration())?.0.map(drop)?))?;
+        let mut deviation = None;
+        let watched_ns = timed(bed, || {
+            let (loss, report) = executor.iteration(|| workload.iteration())?;
+            deviation = report.deviation;
+            Ok(loss.map(drop)?)
+        })?;
         if let Some(why) = deviation {
-            findings.push("deviations", why)?;
+            findings.fail(why)?;
         }
         if round >= WARM_UP {
             plain.push(plain_ns);
@@ -57,6 +55,15 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let more_ns = keep_all_ns as f64 - plain_ns as f64;
     let (overhead, per_operator_ns) = (more_ns / plain_ns as f64, more_ns / operators as f64);
     findings.set("cost", Cost { operators, plain_ns, keep_all_ns, overhead, per_operator_ns })
+}
+
+/// What an iteration takes until the device has done all of it.
+fn timed(bed: &Bed<'_>, iteration: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<u64> {
+    bed.on.engines.settle();
+    let started = Instant::now();
+    iteration()?;
+    bed.on.engines.settle();
+    Ok(started.elapsed().as_nanos() as u64)
 }
 
 fn median(mut values: Vec<u64>) -> u64 {

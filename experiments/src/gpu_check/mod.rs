@@ -5,6 +5,7 @@
 //! still counts. Which parts there are and how long each may take is `schedule.rs`; what they measure is a file each.
 
 mod batch;
+mod bench;
 mod compare;
 mod identity;
 mod interceptor;
@@ -34,6 +35,7 @@ use tch::Device;
 pub use members::{Member, member};
 pub use schedule::{Step, schedule};
 
+use crate::chosen::Chosen;
 use crate::loops::OpenDevice;
 use crate::results::write_json;
 
@@ -49,7 +51,7 @@ pub enum Part {
     Probe,
     /// Makespan and peak of every policy at every budget
     Compare,
-    /// What plain PyTorch takes, with recompute and with offloading of its own
+    /// What plain PyTorch takes, with recompute and with offloading of its own, and a plan within the peak of the former
     Pytorch,
     /// The largest batch that trains within the same memory, left alone and under a budget
     Batch,
@@ -65,20 +67,25 @@ impl Part {
 
     /// Runs this part of the check on a member and writes to `findings`.
     pub fn run(self, request: &Request, member: &Member, findings: &mut Findings) -> anyhow::Result<()> {
-        let mut on = |determinism, part: &dyn Fn(&Bed<'_>, &mut Findings) -> anyhow::Result<()>| {
-            let bed = Bed::open(request, member, determinism)?;
-            part(&bed, findings)?;
-            // Before the device goes: to give page-locked memory back may take longer than there is left.
-            findings.set(COMPLETE, true)
-        };
+        let on =
+            |determinism, findings: &mut Findings, part: &dyn Fn(&Bed<'_>, &mut Findings) -> anyhow::Result<()>| {
+                let bed = Bed::open(request, member, determinism)?;
+                part(&bed, findings)?;
+                // Before the device goes: to give page-locked memory back may take longer than there is left.
+                findings.set(COMPLETE, true)
+            };
+        let fast = Determinism::NotAsked;
         match self {
-            Part::Identity => on(member.determinism, &|bed, findings| identity::run(bed, findings)),
-            Part::Memory => on(member.determinism, &|bed, findings| memory::run(bed, findings)),
+            Part::Identity => on(member.determinism, findings, &identity::run),
+            Part::Memory => on(member.determinism, findings, &memory::run),
             Part::Probe => probe::run(request, findings),
-            Part::Compare => on(Determinism::NotAsked, &|bed, findings| compare::run(bed, request, findings)),
-            Part::Pytorch => pytorch::run(request, findings),
-            Part::Batch => on(Determinism::NotAsked, &|bed, findings| batch::run(bed, request, findings)),
-            Part::Interceptor => on(Determinism::NotAsked, &|bed, findings| interceptor::run(bed, findings)),
+            Part::Compare => on(fast, findings, &|bed, findings| compare::run(bed, request, findings)),
+            Part::Pytorch => match pytorch::run(request, member, findings)? {
+                Some(checkpoint) => on(fast, findings, &|bed, findings| checkpoint.beside(bed, request, findings)),
+                None => Ok(()),
+            },
+            Part::Batch => on(fast, findings, &|bed, findings| batch::run(bed, request, findings)),
+            Part::Interceptor => on(fast, findings, &interceptor::run),
         }
     }
 }
@@ -95,6 +102,16 @@ pub struct Request {
     pub python: String,
     /// Learned policies; those of a loop's family are compared with baselines on it.
     pub policies: Vec<PathBuf>,
+}
+
+impl Request {
+    /// The learned policies of a family.
+    fn learned(&self, family: &str) -> anyhow::Result<Vec<Chosen>> {
+        let learned = self.policies.iter().map(|path| Chosen::parse(&path.to_string_lossy()));
+        let mut policies = learned.collect::<anyhow::Result<Vec<_>>>()?;
+        policies.retain(|policy| matches!(policy, Chosen::Learned { file, .. } if file.family == family));
+        Ok(policies)
+    }
 }
 
 /// When to begin nothing more.

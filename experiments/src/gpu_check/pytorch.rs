@@ -1,26 +1,33 @@
-//! The same models in plain PyTorch: as they are, with `torch.utils.checkpoint` around every block, and with saved tensors
-//! offloaded by PyTorch itself.
+//! The same model in plain PyTorch: as it is, with `torch.utils.checkpoint` around every block, and with saved tensors offloaded
+//! by PyTorch itself; and what a plan takes within the peak that the checkpoints left.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
 use plimsoll_env::workload::WorkloadConfig;
+use plimsoll_runtime::Planner;
 use serde_json::{Value, json};
 
-use super::members::{member, names};
-use super::{Findings, Member, Request};
+use super::bench::Bench;
+use super::{Bed, Findings, Member, Request};
 
-/// Written for PyTorch 2.11 and torchvision 0.26; prints one line of JSON for each model and way.
+/// Written for PyTorch 2.11; prints one line of JSON for each way.
 const SCRIPT: &str = include_str!("plain_pytorch.py");
 /// How often the script is looked after.
 const PAUSE: Duration = Duration::from_millis(200);
+/// What is left of the time for the second half.
+const SECOND_HALF: Duration = Duration::from_secs(10);
 
-/// Runs the part.
-pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
-    let models = names(request.device).iter().map(|name| Ok(described(&member(name)?)));
-    let models = models.collect::<anyhow::Result<Vec<Value>>>()?;
-    let asked = json!({ "device": request.device.to_string(), "models": models }).to_string();
+/// What recomputing every block takes.
+pub struct Checkpoint {
+    makespan_ns: u64,
+    peak_bytes: u64,
+}
+
+/// Runs the part's first half. What a plan is to be compared with, where there is any such thing.
+pub fn run(request: &Request, member: &Member, findings: &mut Findings) -> anyhow::Result<Option<Checkpoint>> {
+    let asked = described(member, request)?.to_string();
     let (script, found) = (request.out.join("plain_pytorch.py"), request.out.join("plain_pytorch.jsonl"));
     std::fs::write(&script, SCRIPT).with_context(|| script.display().to_string())?;
     let out = std::fs::File::create(&found).with_context(|| found.display().to_string())?;
@@ -28,28 +35,24 @@ pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     command.arg(&script).arg(asked).stdin(Stdio::null()).stdout(out).stderr(Stdio::piped());
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return findings.not_run(format!("{}: {error}", request.python)),
+        Err(error) => return findings.not_run(format!("{}: {error}", request.python)).map(|()| None),
     };
     let mut stderr = child.stderr.take().context("it is piped")?;
     // Read all the while: a full pipe would stop the script.
     let complaints = std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap_or_default());
-    let mut told = 0;
-    let mut tell = |findings: &mut Findings| -> anyhow::Result<()> {
-        let lines = std::fs::read_to_string(&found)?;
-        for line in lines.lines().skip(told).map_while(|line| serde_json::from_str::<Value>(line).ok()) {
-            findings.push("ways", line)?;
-            told += 1;
-        }
-        Ok(())
-    };
+    let mut ways: Vec<Value> = Vec::new();
     let status = loop {
         let ended = child.try_wait()?;
         // To give page-locked memory back takes a killed script longer than there may be left.
-        tell(findings)?;
+        let lines = std::fs::read_to_string(&found)?;
+        for way in lines.lines().skip(ways.len()).map_while(|line| serde_json::from_str::<Value>(line).ok()) {
+            findings.push("ways", &way)?;
+            ways.push(way);
+        }
         if ended.is_some() {
             break ended;
         }
-        if request.deadline.is_over() {
+        if request.deadline.left() < SECOND_HALF {
             child.kill()?;
             child.wait()?;
             break None;
@@ -59,19 +62,48 @@ pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     let (_, _) = (std::fs::remove_file(&script), std::fs::remove_file(&found));
     let complaints = complaints.join().unwrap_or_default();
     match status {
-        None => findings.set("cut_short", true),
-        Some(status) if status.success() => Ok(()),
-        Some(_) => findings.not_run(complaints.lines().last().unwrap_or("python3 failed")),
+        None => findings.set("cut_short", true)?,
+        Some(status) if status.success() => {}
+        Some(_) => findings.not_run(complaints.lines().last().unwrap_or("python3 failed"))?,
+    }
+    Ok(ways.iter().find_map(Checkpoint::of))
+}
+
+impl Checkpoint {
+    /// Of one way's line; none where it is another way, or its peak is not known.
+    fn of(way: &Value) -> Option<Self> {
+        let number = |key: &str| way[key].as_u64().filter(|_| way["way"] == "checkpoint");
+        Some(Checkpoint { makespan_ns: number("makespan_ns")?, peak_bytes: number("allocated_peak_bytes")? })
+    }
+
+    /// The part's second half: the same loop under the best plan, by learned policies or by none, that takes no more memory.
+    pub fn beside(&self, bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
+        let mut bench = Bench::recorded(bed, findings)?;
+        let mut instance = bench.instance.clone();
+        instance.budget_bytes = self.peak_bytes;
+        let planner = Planner::default();
+        let mut best = ("planner".to_owned(), planner.plan(instance.problem(), None));
+        for policy in request.learned(&instance.trace.family)? {
+            let decided = policy.plan(instance.problem(), &planner);
+            if decided.planned.is_better_than(&best.1.planned) {
+                best = (policy.name().to_owned(), decided);
+            }
+        }
+        let (policy, decided) = best;
+        let ratio = self.peak_bytes as f64 / instance.trace.peak_bytes as f64;
+        let took = bench.measure(&instance, ratio, &policy, &decided, findings)?;
+        let less = took.map(|took| took.makespan_ns < self.makespan_ns);
+        findings.set("less_time_than_checkpoints_at_their_peak", less)
     }
 }
 
-/// A model as the script reads it: what its configuration says, and its name.
-fn described(member: &Member) -> Value {
-    let Member { name, config, manner, .. } = member;
-    let (family, config) = match config {
-        WorkloadConfig::Gpt(config) => ("gpt", json!(config)),
-        WorkloadConfig::Resnet(config) => ("resnet", json!(config)),
+/// The loop as the script reads it: what its configuration says, and where it runs.
+fn described(member: &Member, request: &Request) -> anyhow::Result<Value> {
+    let (family, config) = match &member.config {
+        WorkloadConfig::Gpt(config) => ("gpt", serde_json::to_value(config)?),
+        WorkloadConfig::Resnet(config) => ("resnet", serde_json::to_value(config)?),
         _ => ("", Value::Null),
     };
-    json!({ "name": name, "family": family, "config": config, "bf16": manner.bf16 })
+    let device = request.device.to_string();
+    Ok(json!({ "device": device, "family": family, "config": config, "bf16": member.manner.bf16 }))
 }

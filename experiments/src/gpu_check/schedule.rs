@@ -28,12 +28,15 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Memory, first, 0.12),
         step(Part::Probe, first, 0.05),
         step(Part::Compare, members[0], 0.2),
-        step(Part::Pytorch, members[0], 0.2),
+        step(Part::Pytorch, members[0], 0.1),
         step(Part::Batch, members[0], 0.12),
         step(Part::Compare, members[1], 0.15),
+        step(Part::Pytorch, members[1], 0.1),
         step(Part::Interceptor, first, 0.08),
     ];
-    steps.extend(members[2..].iter().map(|member| step(Part::Compare, member, 0.15)));
+    for member in &members[2..] {
+        steps.extend([step(Part::Compare, member, 0.15), step(Part::Pytorch, member, 0.1)]);
+    }
     steps.retain(|step| parts.is_empty() || parts.contains(&step.part));
     steps
 }
