@@ -1,19 +1,37 @@
-//! Operators that give other bits from the same inputs are found by their names, and no others.
+//! Operators that give other bits from the same inputs are found by their names, and no others: on the CPU, and by a digest of
+//! its own on a CUDA device that is not there.
 
+use std::path::Path;
+use std::process::Command;
+
+use plimsoll_env::device::DeviceName;
 use plimsoll_runtime::torch::{Recorder, Run, Session};
-use tch::{Device, Kind, Tensor};
+use plimsoll_tests::stand_in::StandIn;
+use tch::{Kind, Tensor};
 
-/// An iteration of two loops that differ in what one operator writes, which is no input of it.
-fn found(values: [f64; 2]) -> Vec<String> {
-    let session = Session::install().unwrap();
-    for (run, value) in [(Run::First, values[0]), (Run::Second, values[1])] {
+/// Names the device, where it is not the CPU.
+const DEVICE: &str = "PLIMSOLL_TEST_DEVICE";
+const SAME: &str = "gave other bits from the same inputs";
+
+/// What is found in two runs of a loop that differ in what is no input of any operator: what one fills a tensor with, the
+/// exponent of another, and how many there are.
+fn found(device: DeviceName, runs: [(f64, f64, usize); 2]) -> Vec<String> {
+    let device = device.open().unwrap();
+    let session = Session::install_on(device).unwrap();
+    for (run, (filling, exponent, times)) in [Run::First, Run::Second].into_iter().zip(runs) {
         tch::manual_seed(3);
-        let ones = Tensor::ones([1000], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let twos = (Tensor::ones([1000], (Kind::Float, device)) * 2.0).set_requires_grad(true);
         session.look_for_repeats(Some(run));
         let iteration = || {
-            let dropped = ones.f_dropout(0.5, true)?;
-            let filled = Tensor::f_zeros([1000], (Kind::Float, Device::Cpu))?.f_fill_(value)?;
-            dropped.f_mul(&filled)?.f_relu()?.f_sum(Kind::Float)?.f_backward()
+            let filled = Tensor::f_empty([1000], (Kind::Float, device))?.f_fill_(filling)?;
+            let mut product = twos.f_dropout(0.5, true)?.f_mul(&filled)?;
+            for _ in 0..times {
+                product = product.f_relu()?;
+            }
+            // Of what nobody reads nothing is said.
+            let unread = twos.f_pow_tensor_scalar(exponent)?;
+            let _ = unread.f_empty_like()?.f_fill_(1.0)?;
+            product.f_mul(&twos.f_detach()?.f_pow_tensor_scalar(exponent)?)?.f_sum(Kind::Float)?.f_backward()
         };
         Recorder::new(session).iteration(iteration).unwrap().unwrap();
     }
@@ -22,7 +40,25 @@ fn found(values: [f64; 2]) -> Vec<String> {
 }
 
 #[test]
-fn the_one_that_does_not_repeat_is_named_and_those_after_it_are_not() {
-    assert_eq!(found([2.0, 2.0]), Vec::<String>::new());
-    assert_eq!(found([2.0, 3.0]), ["aten::fill_.Scalar gave other bits from the same inputs"]);
+fn those_that_do_not_repeat_are_named_and_those_after_them_are_not() {
+    let device = std::env::var(DEVICE).map_or(DeviceName::Cpu, |device| device.parse().unwrap());
+    assert_eq!(found(device, [(2.0, 1.0, 1); 2]), Vec::<String>::new());
+    assert_eq!(found(device, [(2.0, 1.0, 1), (3.0, 1.0, 1)]), [format!("aten::fill_.Scalar {SAME}")]);
+    let power = format!("aten::pow.Tensor_Scalar {SAME}, or aten::mul.Tensor, which read them");
+    assert_eq!(found(device, [(2.0, 1.0, 1), (2.0, 3.0, 1)]), [power]);
+    let departed = found(device, [(2.0, 1.0, 1), (2.0, 1.0, 2)]);
+    assert_eq!(departed, ["the two runs are not alike: the second had another operator, aten::relu"]);
+}
+
+#[test]
+fn so_they_are_by_a_digest_that_the_device_takes() {
+    let Some(stand_in) = StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in")) else {
+        println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
+        return;
+    };
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    test.args(["--exact", "those_that_do_not_repeat_are_named_and_those_after_them_are_not"]);
+    let output = test.env(DEVICE, "cuda").envs(stand_in.late(0)).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -69,8 +69,7 @@ impl<'a> Bench<'a> {
         findings: &mut Findings,
     ) -> anyhow::Result<Option<Cost>> {
         let mut result = PointResult::planned(policy, &instance.problem(), false, decided);
-        let budgeted = (0.0..1.0).contains(&ratio) && ratio > 0.0;
-        if budgeted && !result.feasible {
+        if !result.feasible {
             findings.push("infeasible", format!("{policy} at {ratio}"))?;
             return Ok(None);
         }

@@ -84,7 +84,6 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     // Where the loop itself does not repeat, no runtime could make it.
     let repeats = untouched == again;
     findings.set("untouched_loop_repeats", repeats)?;
-    findings.set("do_not_repeat", unrepeated(bed)?)?;
     let mut judge = |how: &str, ran: anyhow::Result<Verdict>| {
         let verdict = match ran {
             Ok(verdict) => verdict,
@@ -106,6 +105,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
         judge(how, planned(bed, link, how, actions))?;
     }
     judge("under a budget", under_budget(bed, link))?;
+    name_unrepeated(bed, "do_not_repeat", findings)?;
     findings.set("engine", bed.on.engines.host_waits_and_allocations())?;
     if bed.is_cpu() {
         return Ok(());
@@ -114,23 +114,28 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     set_deterministic(Determinism::NotAsked);
     let repeats = Outcome::untouched(bed, 2)? == Outcome::untouched(bed, 2)?;
     findings.set("untouched_loop_repeats_as_timed", repeats)?;
-    findings.set("do_not_repeat_as_timed", unrepeated(bed)?)?;
     match planned(bed, link, "as timed", ActionSet::ALL) {
-        Ok(verdict) => findings.set("verdict_as_timed", verdict),
-        Err(error) => findings.fail(format!("as timed: {error:#}")),
+        Ok(verdict) => findings.set("verdict_as_timed", verdict)?,
+        Err(error) => findings.fail(format!("as timed: {error:#}"))?,
     }
+    name_unrepeated(bed, "do_not_repeat_as_timed", findings)
 }
 
-/// The operators that give other bits from the same inputs, in the first iteration of two loops.
-fn unrepeated(bed: &Bed<'_>) -> anyhow::Result<Vec<String>> {
+/// Sets the operators that give other bits from the same inputs, in the first iteration of two loops.
+fn name_unrepeated(bed: &Bed<'_>, key: &str, findings: &mut Findings) -> anyhow::Result<()> {
     let session = bed.on.session;
-    for run in [Run::First, Run::Second] {
+    let run = |run| -> anyhow::Result<()> {
         let mut workload = bed.workload()?;
         session.look_for_repeats(Some(run));
         Recorder::new(session).iteration(|| workload.iteration())??;
-    }
+        Ok(())
+    };
+    let ran = run(Run::First).and_then(|()| run(Run::Second));
     session.look_for_repeats(None);
-    Ok(session.undeclared_effects())
+    match ran {
+        Ok(()) => findings.set(key, session.undeclared_effects()),
+        Err(error) => findings.fail(format!("looking for operators that do not repeat: {error:#}")),
+    }
 }
 
 /// A plan that evicts as much as fits.

@@ -163,9 +163,9 @@ impl Findings {
         self.write()
     }
 
-    /// Adds what is not as it should be: the step has failed.
+    /// Adds what is not as it should be, of which the first line tells enough: the step has failed.
     pub fn fail(&mut self, what: String) -> anyhow::Result<()> {
-        self.push(FAILURES, what)
+        self.push(FAILURES, what.lines().next())
     }
 
     /// Says why the part says nothing here.

@@ -6,7 +6,6 @@ The argument is JSON: the device and the model. Prints one line of JSON for each
 import contextlib
 import gc
 import json
-import statistics
 import sys
 import time
 
@@ -15,11 +14,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-WARM_UP, MEASURED = 3, 5
+# As many as the Rust loops are judged by, and the same quartile of them: the fastest of three.
+WARM_UP, MEASURED = 3, 3
 # Characters of the text that the Rust loops learn, where a model has no larger vocabulary.
 ALPHABET = 64
 # Blocks of each stage, by net.
-BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet152": (3, 8, 36, 3)}
 
 
 class Block(nn.Module):
@@ -67,16 +67,22 @@ def convolution(inputs, outputs, side, stride=1):
     return nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, bias=False)
 
 
+def batch_norm(width):
+    norm = nn.BatchNorm2d(width)
+    norm.num_batches_tracked = None  # which the Rust loop does not count
+    return norm
+
+
 class Bottleneck(nn.Module):
     """Three convolutions, the second over the stride, and a residual around them; in place of nothing, as in the Rust loop."""
 
     def __init__(self, inputs, width, stride):
         super().__init__()
-        self.conv1, self.bn1 = convolution(inputs, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
+        self.conv1, self.bn1 = convolution(inputs, width, 1), batch_norm(width)
+        self.conv2, self.bn2 = convolution(width, width, 3, stride), batch_norm(width)
+        self.conv3, self.bn3 = convolution(width, 4 * width, 1), batch_norm(4 * width)
         as_it_is = stride == 1 and inputs == 4 * width
-        shrunk = [] if as_it_is else [convolution(inputs, 4 * width, 1, stride), nn.BatchNorm2d(4 * width)]
+        shrunk = [] if as_it_is else [convolution(inputs, 4 * width, 1, stride), batch_norm(4 * width)]
         self.around = nn.Sequential(*shrunk)
 
     def forward(self, hidden):
@@ -88,7 +94,7 @@ class Bottleneck(nn.Module):
 class Resnet(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.conv1, self.bn1 = convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
+        self.conv1, self.bn1 = convolution(3, 64, 7, 2), batch_norm(64)
         blocks, inputs = [], 64
         for stage, count in enumerate(BLOCKS[config["arch"]]):
             for block in range(count):
@@ -138,15 +144,18 @@ def measure(asked, way):
         optimizer.step()
         loss.item()
         times.append(time.perf_counter() - started)
-    found = {"makespan_ns": int(1e9 * statistics.median(times[WARM_UP:])), "iterations": MEASURED}
+    found = {"makespan_ns": int(1e9 * min(times[WARM_UP:])), "iterations": MEASURED}
     if on_cuda:
-        found["allocated_peak_bytes"] = torch.cuda.max_memory_allocated()
-        found["reserved_peak_bytes"] = torch.cuda.max_memory_reserved()
+        statistics = torch.cuda.memory_stats()
+        for kind in ("requested", "allocated", "reserved"):
+            found[f"{kind}_peak_bytes"] = statistics[f"{kind}_bytes.all.peak"]
     return found
 
 
 def main():
     asked = json.loads(sys.argv[1])
+    if asked["device"].startswith("cuda"):
+        torch.cuda.set_device(torch.device(asked["device"]).index or 0)
     # Offloading takes page-locked memory for every tensor, which is slow to get: last.
     for way in ("plain", "checkpoint", "save_on_cpu"):
         found = {"way": way, "torch": torch.__version__}

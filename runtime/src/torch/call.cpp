@@ -26,12 +26,19 @@ std::string& refusal();
 
 PlimsollCallbacks callbacks;
 
-// Digests of what an operator was given and of what it made of it.
+// A storage, which may be gone by now, and a digest of what it held.
+struct Held {
+  const c10::StorageImpl* storage;
+  uint64_t digest;
+};
+
+bool operator==(const Held& one, const Held& other) { return one.digest == other.digest; }
+
+// What an operator was given and what it made of it.
 struct Step {
   std::string name;
-  std::vector<const c10::StorageImpl*> read, created;
-  std::vector<uint64_t> given;  // of the generator, then of what it read
-  uint64_t written = 0, made = 0;
+  uint64_t generator = 0;
+  std::vector<Held> read, written, made;
 };
 
 namespace {
@@ -82,8 +89,10 @@ class Repeats {
 
   void begin(int32_t which) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (run == PLIMSOLL_REPEATS_COMPARE && !departed_ && next_ < steps_.size()) depart("ended before " + steps_[next_].name);
     if (which != PLIMSOLL_REPEATS_COMPARE) steps_.clear();
     next_ = 0;
+    departed_ = false;
     suspects_.clear();
     run = which;
   }
@@ -91,27 +100,48 @@ class Repeats {
   void ran(Step step) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (run == PLIMSOLL_REPEATS_REMEMBER) return steps_.push_back(std::move(step));
-    if (next_ == steps_.size()) return;
-    const Step& before = steps_[next_++];
-    bool differs = before.name == step.name && (before.written != step.written || before.made != step.made);
-    bool by_itself = differs && before.given == step.given;
-    if (by_itself && before.written != step.written) report(step.name);
-    for (size_t index = 0; differs && index < std::min(step.read.size(), before.read.size()); ++index) {
-      if (step.given[1 + index] == before.given[1 + index]) continue;
-      if (auto suspect = suspects_.find(step.read[index]); suspect != suspects_.end()) report(suspect->second);
-    }
-    for (auto* storage : step.created) {
-      suspects_.erase(storage);  // another one that was there before
-      if (by_itself && before.made != step.made) suspects_.emplace(storage, step.name);
-    }
+    if (departed_) return;
+    if (next_ == steps_.size() || steps_[next_].name != step.name) return depart("had another operator, " + step.name);
+    compare(steps_[next_++], step);
   }
 
  private:
-  static void report(const std::string& name) { search.found(name + " gave other bits from the same inputs"); }
+  void compare(const Step& before, const Step& step) {
+    bool differs = before.written != step.written || before.made != step.made;
+    bool by_itself = differs && before.generator == step.generator && before.read == step.read;
+    if (by_itself && before.written != step.written) search.found(step.name + " gave other bits from the same inputs");
+    if (differs && !by_itself) blame_suspects(before, step);
+    // What they held before is gone.
+    for (const Held& held : step.written) suspects_.erase(held.storage);
+    for (const Held& held : step.made) suspects_.erase(held.storage);
+    bool makes_nothing = step.name.rfind("aten::empty", 0) == 0 || step.name.rfind("aten::new_empty", 0) == 0;
+    for (size_t index = 0; by_itself && !makes_nothing && index < std::min(step.made.size(), before.made.size()); ++index)
+      if (step.made[index].digest != before.made[index].digest) suspects_[step.made[index].storage] = step.name;
+  }
+
+  // Where all that `step` was given otherwise comes from operators that were given the same.
+  void blame_suspects(const Step& before, const Step& step) {
+    if (before.generator != step.generator || before.read.size() != step.read.size()) return;
+    std::vector<std::string> makers;
+    for (size_t index = 0; index < step.read.size(); ++index) {
+      if (step.read[index].digest == before.read[index].digest) continue;
+      auto suspect = suspects_.find(step.read[index].storage);
+      if (suspect == suspects_.end()) return;
+      makers.push_back(suspect->second);
+    }
+    for (const auto& maker : makers)
+      search.found(maker + " gave other bits from the same inputs, or " + step.name + ", which read them");
+  }
+
+  void depart(const std::string& how) {
+    departed_ = true;
+    search.found("the two runs are not alike: the second " + how);
+  }
 
   std::mutex mutex_;
   std::vector<Step> steps_;  // of the run that is remembered
   size_t next_ = 0;
+  bool departed_ = false;
   std::unordered_map<const c10::StorageImpl*, std::string> suspects_;  // what made them
 };
 
@@ -123,8 +153,6 @@ uint64_t generator_digest() {
   std::lock_guard<std::mutex> lock(generator.mutex());
   return digest(*generator.get_state().storage().unsafeGetStorageImpl());
 }
-
-uint64_t together(uint64_t digests, uint64_t another) { return (digests ^ another) * 0x100000001b3 + (digests >> 29); }
 
 }  // namespace
 
@@ -158,12 +186,10 @@ void Call::begin(bool wants_times) {
     for (auto* storage : storages_) searched_->storages.push_back(Storage::reclaim_copy(storage));
     if (seeks_repeats) {
       searched_->step.name = facts_.text;
-      searched_->step.given.push_back(generator_digest());
-      for (size_t index = 0; index < storages_.size(); ++index) {
-        if (accesses_[index].mode == PLIMSOLL_OVERWRITE) continue;
-        searched_->step.read.push_back(storages_[index]);
-        searched_->step.given.push_back(quick_digest(*storages_[index]));
-      }
+      searched_->step.generator = generator_digest();
+      for (size_t index = 0; index < storages_.size(); ++index)
+        if (accesses_[index].mode != PLIMSOLL_OVERWRITE)
+          searched_->step.read.push_back({storages_[index], quick_digest(*storages_[index])});
     } else {
       searched_->digests = digest_inputs();
     }
@@ -297,9 +323,8 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
 void Call::compare_runs(const Storages& created) {
   Step& step = searched_->step;
   for (size_t index = 0; index < accesses_.size(); ++index)
-    if (accesses_[index].mode != PLIMSOLL_READ) step.written = together(step.written, quick_digest(*storages_[index]));
-  for (auto* storage : created) step.made = together(step.made, quick_digest(*storage));
-  step.created.assign(created.begin(), created.end());
+    if (accesses_[index].mode != PLIMSOLL_READ) step.written.push_back({storages_[index], quick_digest(*storages_[index])});
+  for (auto* storage : created) step.made.push_back({storage, quick_digest(*storage)});
   repeats.ran(std::move(step));
 }
 

@@ -65,7 +65,7 @@ class Call {
   }
 
  private:
-  // What the inputs of an operator held before it ran, while undeclared effects are searched for.
+  // What the inputs of an operator held before it ran, while one of the searches below is on.
   struct Searched;
   struct SearchedDeleter {
     void operator()(Searched* searched) const;
