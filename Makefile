@@ -14,7 +14,8 @@ USED_LIBTORCH := $(or $(strip $(LIBTORCH)),$(CURDIR)/.libtorch/torch)
 MACHINE ?= h200
 MEMORY_BYTES ?= 141000000000
 PACED = LD_PRELOAD=$(CURDIR)/target/stand-in/paced/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
-    STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=$(MEMORY_BYTES)
+    STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=$(MEMORY_BYTES) \
+    PYTHONPATH=$(CURDIR)/tests/stand_in/python:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python
 
 # For both model families: records loops, trains a policy, and compares it with the baselines on the real loops.
 # Everything it makes stands in demo/; `tensorboard --logdir demo/runs` shows the comparison.
@@ -91,7 +92,7 @@ MINUTES ?= 30
 gpu-rehearsal: libtorch tools stand-in
 	cargo build
 	@mkdir -p target/rehearsal
-	$(PACED) PYTHONPATH=$(CURDIR)/tests/stand_in/python:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python $(PLIMSOLL) gpu-check --out target/rehearsal \
+	$(PACED) $(PLIMSOLL) gpu-check --out target/rehearsal \
 	    --minutes $(MINUTES) $(PARTS:%=--part %) $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
 
 # The device that stands in for a GPU, in target/stand-in/.

@@ -1,7 +1,5 @@
 //! The largest batch that trains within the same memory: left alone, and under a budget.
 
-use std::time::Instant;
-
 use plimsoll_runtime::Link;
 use serde::Serialize;
 
@@ -88,10 +86,7 @@ fn train(
     let mut workload = bed.workload_of(&bed.member.config.with_batch(batch))?;
     let mut last_s = f64::INFINITY;
     for _ in 0..ITERATIONS {
-        let started = Instant::now();
-        around(&mut || workload.iteration())?;
-        bed.on.engines.settle();
-        last_s = started.elapsed().as_secs_f64();
+        last_s = bed.timed(|| Ok(around(&mut || workload.iteration())?))?.1.as_secs_f64();
     }
     Ok(batch as f64 / last_s)
 }

@@ -34,17 +34,15 @@ struct Point {
     host_waits_and_allocations: Option<(u64, u64)>,
 }
 
-/// A loop on its device, and its trace.
+/// A loop on its device.
 pub struct Bench<'a> {
     pub bed: &'a Bed<'a>,
     pub workload: Box<dyn Workload>,
-    /// Without a budget.
-    pub instance: Instance,
 }
 
 impl<'a> Bench<'a> {
-    /// Records the loop, and measures the link.
-    pub fn recorded(bed: &'a Bed<'a>, findings: &mut Findings) -> anyhow::Result<Self> {
+    /// Records the loop, and measures the link: what is to be planned, but for a budget.
+    pub fn recorded(bed: &'a Bed<'a>, findings: &mut Findings) -> anyhow::Result<(Self, Instance)> {
         let mut workload = bed.workload()?;
         bed.on.session.reset_device_peak();
         let (trace, _) = bed.record(workload.as_mut(), RECORDED)?;
@@ -56,7 +54,7 @@ impl<'a> Bench<'a> {
         findings.set("link", link)?;
         let (lineage, trace) = (Arc::new(Lineage::of(&trace)), Arc::new(trace));
         let instance = Instance { trace, lineage, link, budget_bytes: u64::MAX, actions: ActionSet::ALL };
-        Ok(Bench { bed, workload, instance })
+        Ok((Bench { bed, workload }, instance))
     }
 
     /// Measures a point; what goes wrong on the way is a finding like any other. What it took, where it was run.

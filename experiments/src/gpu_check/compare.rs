@@ -53,8 +53,7 @@ const EVERYTHING: [Everything; 2] = [
 
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
-    let mut bench = Bench::recorded(bed, findings)?;
-    let mut instance = bench.instance.clone();
+    let (mut bench, mut instance) = Bench::recorded(bed, findings)?;
     save_trace(&instance.trace, &request.out)?;
     let keep_all = Chosen::parse("keep-all")?.plan(instance.problem(), &Planner::default());
     bench.measure(&instance, 1.0, "keep-all", &keep_all, findings)?;

@@ -1,7 +1,5 @@
 //! What the interceptor costs: the loop left alone beside the loop under Plimsoll with nothing to evict.
 
-use std::time::Instant;
-
 use plimsoll_runtime::torch::Executor;
 use plimsoll_runtime::{Lineage, Plan, Timeline};
 use serde::Serialize;
@@ -33,21 +31,17 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let mut executor = Executor::new(bed.on.session, &trace, &lineage, &keep_all, schedule, engine);
     let (mut plain, mut watched) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let plain_ns = timed(bed, || Ok(workload.iteration().map(drop)?))?;
+        let (_, left_alone) = bed.timed(|| Ok(workload.iteration()?))?;
         // After one that nobody saw, the first only finds its storages again.
-        timed(bed, || Ok(executor.iteration(|| workload.iteration())?.0.map(drop)?))?;
-        let mut deviation = None;
-        let watched_ns = timed(bed, || {
-            let (loss, report) = executor.iteration(|| workload.iteration())?;
-            deviation = report.deviation;
-            Ok(loss.map(drop)?)
-        })?;
-        if let Some(why) = deviation {
+        executor.iteration(|| workload.iteration())?.0?;
+        let ((loss, report), followed) = bed.timed(|| Ok(executor.iteration(|| workload.iteration())?))?;
+        loss?;
+        if let Some(why) = report.deviation {
             findings.fail(why)?;
         }
         if round >= WARM_UP {
-            plain.push(plain_ns);
-            watched.push(watched_ns);
+            plain.push(left_alone.as_nanos() as u64);
+            watched.push(followed.as_nanos() as u64);
         }
     }
     let (plain_ns, keep_all_ns) = (median(plain), median(watched));
@@ -55,15 +49,6 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let more_ns = keep_all_ns as f64 - plain_ns as f64;
     let (overhead, per_operator_ns) = (more_ns / plain_ns as f64, more_ns / operators as f64);
     findings.set("cost", Cost { operators, plain_ns, keep_all_ns, overhead, per_operator_ns })
-}
-
-/// What an iteration takes until the device has done all of it.
-fn timed(bed: &Bed<'_>, iteration: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<u64> {
-    bed.on.engines.settle();
-    let started = Instant::now();
-    iteration()?;
-    bed.on.engines.settle();
-    Ok(started.elapsed().as_nanos() as u64)
 }
 
 fn median(mut values: Vec<u64>) -> u64 {

@@ -18,7 +18,7 @@ mod schedule;
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
@@ -280,6 +280,15 @@ impl<'a> Bed<'a> {
     /// So many iterations as a trace, and their losses.
     fn record(&self, workload: &mut dyn Workload, iterations: usize) -> anyhow::Result<(Trace, Vec<f64>)> {
         Ok(record(self.on.session, workload, iterations, &self.name.product())?)
+    }
+
+    /// What an iteration comes to, and what it takes until the device has done all of it.
+    fn timed<R>(&self, iteration: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<(R, Duration)> {
+        self.on.engines.settle();
+        let started = Instant::now();
+        let result = iteration()?;
+        self.on.engines.settle();
+        Ok((result, started.elapsed()))
     }
 
     /// What keeps a loop within a budget from its first iteration on.

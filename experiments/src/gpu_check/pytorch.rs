@@ -102,8 +102,7 @@ impl Checkpoint {
 
     /// The part's second half: the same loop under the best plan, by learned policies or by none, that takes no more memory.
     pub fn beside(&self, bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
-        let mut bench = Bench::recorded(bed, findings)?;
-        let mut instance = bench.instance.clone();
+        let (mut bench, mut instance) = Bench::recorded(bed, findings)?;
         instance.budget_bytes = self.peak_bytes;
         let planner = Planner::default();
         let mut best = ("planner".to_owned(), planner.plan(instance.problem(), None));

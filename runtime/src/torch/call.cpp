@@ -207,9 +207,8 @@ void Call::end(int32_t answer, const c10::IValue* results) {
     event_.end_ns = now_ns();
   }
   event_.peak_bytes = operator_peak_bytes();
-  if (C10_UNLIKELY(searched_ != nullptr) && !searched_->digests.empty()) compare_inputs(searched_->digests);
   auto created = find_created(results, (answer & PLIMSOLL_WATCH) && facts_.is_factory);
-  if (C10_UNLIKELY(searched_ != nullptr) && searched_->digests.empty()) compare_runs(created);
+  if (C10_UNLIKELY(searched_ != nullptr)) searched_->digests.empty() ? compare_runs(created) : compare_inputs(searched_->digests);
   event_.created = created_.data();
   event_.created_count = created_.size();
   event_.not_replayable = not_replayable_;
