@@ -22,6 +22,7 @@ fn main() {
         "entries",
         "operators",
         "recipe",
+        "audit",
         "call",
         "unboxed",
         "interceptor",

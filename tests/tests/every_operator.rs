@@ -3,6 +3,7 @@
 
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::{Workload, named_variables};
+use plimsoll_runtime::torch::Audit;
 use plimsoll_runtime::{Action, Lineage};
 use plimsoll_tests::beyond_tch::{Autocast, Moments, foreach_step, fused_step};
 use plimsoll_tests::{AsWorkload, Recorded, Stage, one_at_a_time, plan_by, random_plan, session};
@@ -106,7 +107,7 @@ impl AsWorkload for Loop {
 
 /// Runs one loop untouched and under several plans, and says what became of it.
 fn survives(make: &dyn Fn() -> Loop) {
-    session().hash_inputs(false);
+    session().audit(None);
     let mut untouched = make();
     let mut stage = |iterations: usize| {
         let losses: Vec<f64> = (0..iterations).map(|_| untouched.iteration().unwrap()).collect();
@@ -116,14 +117,14 @@ fn survives(make: &dyn Fn() -> Loop) {
     expected.extend((0..SEEDS + 2).map(|_| stage(1 + PLANNED)));
     drop(untouched);
 
-    session().hash_inputs(true);
+    session().audit(Some(Audit::Effects));
     let mut workload = make();
     let name = workload.name;
     let (trace, losses) = record(session(), &mut workload, RECORDED, "cpu").unwrap_or_else(|e| panic!("{name}: {e}"));
     let mut recorded = Recorded { workload, lineage: Lineage::of(&trace), trace, losses };
     Stage::of(&recorded.losses, &recorded.workload).assert_same(&expected[0], name);
-    assert_eq!(session().undeclared_effects(), Vec::<String>::new(), "{name}");
-    session().hash_inputs(false);
+    assert_eq!(session().audit_findings(), Vec::<String>::new(), "{name}");
+    session().audit(None);
 
     let greedy = |recomputable: bool| if recomputable { Action::Recompute } else { Action::Swap };
     let mut plans: Vec<_> = vec![plan_by(&recorded.lineage, |_| Action::Swap), plan_by(&recorded.lineage, greedy)];

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use plimsoll_env::device::DeviceName;
-use plimsoll_runtime::torch::{Recorder, Run, Session};
+use plimsoll_runtime::torch::{Audit, Recorder, Session};
 use plimsoll_tests::stand_in::StandIn;
 use tch::{Kind, Tensor};
 
@@ -18,10 +18,10 @@ const SAME: &str = "gave other bits from the same inputs";
 fn found(device: DeviceName, runs: [(f64, f64, usize); 2]) -> Vec<String> {
     let device = device.open().unwrap();
     let session = Session::install_on(device).unwrap();
-    for (run, (filling, exponent, times)) in [Run::First, Run::Second].into_iter().zip(runs) {
+    for (audit, (filling, exponent, times)) in [Audit::FirstRun, Audit::SecondRun].into_iter().zip(runs) {
         tch::manual_seed(3);
         let twos = (Tensor::ones([1000], (Kind::Float, device)) * 2.0).set_requires_grad(true);
-        session.look_for_repeats(Some(run));
+        session.audit(Some(audit));
         let iteration = || {
             let filled = Tensor::f_empty([1000], (Kind::Float, device))?.f_fill_(filling)?;
             let mut product = twos.f_dropout(0.5, true)?.f_mul(&filled)?;
@@ -35,8 +35,8 @@ fn found(device: DeviceName, runs: [(f64, f64, usize); 2]) -> Vec<String> {
         };
         Recorder::new(session).iteration(iteration).unwrap().unwrap();
     }
-    session.look_for_repeats(None);
-    session.undeclared_effects()
+    session.audit(None);
+    session.audit_findings()
 }
 
 #[test]

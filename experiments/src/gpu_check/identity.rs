@@ -9,7 +9,7 @@ use plimsoll_env::real::run_plan;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
-use plimsoll_runtime::torch::{Recorder, Run};
+use plimsoll_runtime::torch::{Audit, Recorder};
 use plimsoll_runtime::{ActionSet, Lineage, Link, plan};
 use serde::Serialize;
 
@@ -124,16 +124,16 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
 /// Sets the operators that give other bits from the same inputs, in the first iteration of two loops.
 fn name_unrepeated(bed: &Bed<'_>, key: &str, findings: &mut Findings) -> anyhow::Result<()> {
     let session = bed.on.session;
-    let run = |run| -> anyhow::Result<()> {
+    let run = |audit| -> anyhow::Result<()> {
         let mut workload = bed.workload()?;
-        session.look_for_repeats(Some(run));
+        session.audit(Some(audit));
         Recorder::new(session).iteration(|| workload.iteration())??;
         Ok(())
     };
-    let ran = run(Run::First).and_then(|()| run(Run::Second));
-    session.look_for_repeats(None);
+    let ran = run(Audit::FirstRun).and_then(|()| run(Audit::SecondRun));
+    session.audit(None);
     match ran {
-        Ok(()) => findings.set(key, session.undeclared_effects()),
+        Ok(()) => findings.set(key, session.audit_findings()),
         Err(error) => findings.fail(format!("looking for operators that do not repeat: {error:#}")),
     }
 }

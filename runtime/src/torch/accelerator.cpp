@@ -345,15 +345,6 @@ void empty_accelerator_cache() {
   if (native) native->emptyCache({0, 0});
 }
 
-std::vector<uint8_t> host_copy(const c10::StorageImpl& storage) {
-  std::vector<uint8_t> copy(storage.nbytes());
-  auto size = static_cast<int64_t>(copy.size());
-  auto bytes = at::TensorOptions().dtype(at::kByte);
-  auto there = at::from_blob(const_cast<void*>(storage.data()), {size}, bytes.device(storage.device()));
-  at::from_blob(copy.data(), {size}, bytes).copy_(there);
-  return copy;
-}
-
 namespace {
 
 // What words are multiplied by, each by its own: odd numbers that have nothing in common.
@@ -371,7 +362,7 @@ constexpr int64_t kWords = 1 << 22;
 
 }  // namespace
 
-uint64_t digest_there(const c10::StorageImpl& storage) {
+uint64_t digest_on_accelerator(const c10::StorageImpl& storage) {
   Uncounted uncounted;
   size_t bytes = storage.nbytes();
   auto kind = bytes % sizeof(int64_t) == 0 ? at::kLong : bytes % sizeof(int32_t) == 0 ? at::kInt : at::kByte;

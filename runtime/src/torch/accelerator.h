@@ -39,10 +39,8 @@ void set_accelerator_share(double share);
 // Gives the memory that the caching allocator keeps for later back to the device.
 void empty_accelerator_cache();
 
-// The bytes of a storage, wherever they are, copied to the host.
-std::vector<uint8_t> host_copy(const c10::StorageImpl& storage);
-// A digest of them, taken where they are.
-uint64_t digest_there(const c10::StorageImpl& storage);
+// A digest of the bytes of a storage, which the device takes: none of them leaves it.
+uint64_t digest_on_accelerator(const c10::StorageImpl& storage);
 
 // Whether operators that are asked for times are timed by the device's own clock, in its own order.
 void time_on_accelerator(bool on);

@@ -5,41 +5,17 @@
 #include "entries.h"
 #include "interceptor.h"
 
-#include <ATen/Context.h>
-#include <ATen/core/Generator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <mutex>
-#include <unordered_map>
-#include <unordered_set>
-#include <utility>
-#include <vector>
 
 namespace plimsoll {
 
 std::string& refusal();
 
 PlimsollCallbacks callbacks;
-
-// A storage, which may be gone by now, and a digest of what it held.
-struct Held {
-  const c10::StorageImpl* storage;
-  uint64_t digest;
-};
-
-bool operator==(const Held& one, const Held& other) { return one.digest == other.digest; }
-
-// What an operator was given and what it made of it.
-struct Step {
-  std::string name;
-  uint64_t generator = 0;
-  std::vector<Held> read, written, made;
-};
 
 namespace {
 
@@ -57,103 +33,6 @@ bool is_foreign(const c10::StorageImpl& storage) {
   return !is_ours(storage.data_ptr()) && storage.data_ptr().get();
 }
 
-// Looks for operators that do what their schema does not say.
-class Search {
- public:
-  std::atomic<bool> on{false};
-
-  void found(std::string what) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (known_.insert(what).second) found_.push_back(std::move(what));
-  }
-
-  std::vector<std::string> take() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    known_.clear();
-    return std::exchange(found_, {});
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_set<std::string> known_;
-  std::vector<std::string> found_;
-};
-
-Search& search = *new Search();  // outlives every operator
-
-// Compares two runs of the same program, operator by operator. One that makes other bits from the same inputs is named once they
-// make a difference to another operator: kernels leave results unwritten that nobody needs.
-class Repeats {
- public:
-  std::atomic<int32_t> run{PLIMSOLL_REPEATS_OFF};
-
-  void begin(int32_t which) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (run == PLIMSOLL_REPEATS_COMPARE && !departed_ && next_ < steps_.size()) depart("ended before " + steps_[next_].name);
-    if (which != PLIMSOLL_REPEATS_COMPARE) steps_.clear();
-    next_ = 0;
-    departed_ = false;
-    suspects_.clear();
-    run = which;
-  }
-
-  void ran(Step step) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (run == PLIMSOLL_REPEATS_REMEMBER) return steps_.push_back(std::move(step));
-    if (departed_) return;
-    if (next_ == steps_.size() || steps_[next_].name != step.name) return depart("had another operator, " + step.name);
-    compare(steps_[next_++], step);
-  }
-
- private:
-  void compare(const Step& before, const Step& step) {
-    bool differs = before.written != step.written || before.made != step.made;
-    bool by_itself = differs && before.generator == step.generator && before.read == step.read;
-    if (by_itself && before.written != step.written) search.found(step.name + " gave other bits from the same inputs");
-    if (differs && !by_itself) blame_suspects(before, step);
-    // What they held before is gone.
-    for (const Held& held : step.written) suspects_.erase(held.storage);
-    for (const Held& held : step.made) suspects_.erase(held.storage);
-    bool makes_nothing = step.name.rfind("aten::empty", 0) == 0 || step.name.rfind("aten::new_empty", 0) == 0;
-    for (size_t index = 0; by_itself && !makes_nothing && index < std::min(step.made.size(), before.made.size()); ++index)
-      if (step.made[index].digest != before.made[index].digest) suspects_[step.made[index].storage] = step.name;
-  }
-
-  // Where all that `step` was given otherwise comes from operators that were given the same.
-  void blame_suspects(const Step& before, const Step& step) {
-    if (before.generator != step.generator || before.read.size() != step.read.size()) return;
-    std::vector<std::string> makers;
-    for (size_t index = 0; index < step.read.size(); ++index) {
-      if (step.read[index].digest == before.read[index].digest) continue;
-      auto suspect = suspects_.find(step.read[index].storage);
-      if (suspect == suspects_.end()) return;
-      makers.push_back(suspect->second);
-    }
-    for (const auto& maker : makers)
-      search.found(maker + " gave other bits from the same inputs, or " + step.name + ", which read them");
-  }
-
-  void depart(const std::string& how) {
-    departed_ = true;
-    search.found("the two runs are not alike: the second " + how);
-  }
-
-  std::mutex mutex_;
-  std::vector<Step> steps_;  // of the run that is remembered
-  size_t next_ = 0;
-  bool departed_ = false;
-  std::unordered_map<const c10::StorageImpl*, std::string> suspects_;  // what made them
-};
-
-Repeats& repeats = *new Repeats();
-
-uint64_t generator_digest() {
-  Uncounted uncounted;
-  at::Generator generator = at::globalContext().defaultGenerator(counted_device());
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  return digest(*generator.get_state().storage().unsafeGetStorageImpl());
-}
-
 }  // namespace
 
 size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::StorageImpl*> storages) {
@@ -162,14 +41,6 @@ size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::Stora
   auto found = places_->find(storage);
   return found == places_->end() ? storages.size() : found->second;
 }
-
-struct Call::Searched {
-  std::vector<uint64_t> digests;
-  std::vector<Storage> storages;  // the operator may hold the last reference to its input
-  Step step;                      // where it is asked whether the operator does the same again
-};
-
-void Call::SearchedDeleter::operator()(Searched* searched) const { delete searched; }
 
 int32_t Call::ask() {
   find_accesses();
@@ -180,20 +51,8 @@ int32_t Call::ask() {
 }
 
 void Call::begin(bool wants_times) {
-  bool seeks_repeats = repeats.run.load(std::memory_order_relaxed) != PLIMSOLL_REPEATS_OFF;
-  if (C10_UNLIKELY(seeks_repeats || search.on.load(std::memory_order_relaxed))) {
-    searched_.reset(new Searched());
-    for (auto* storage : storages_) searched_->storages.push_back(Storage::reclaim_copy(storage));
-    if (seeks_repeats) {
-      searched_->step.name = facts_.text;
-      searched_->step.generator = generator_digest();
-      for (size_t index = 0; index < storages_.size(); ++index)
-        if (accesses_[index].mode != PLIMSOLL_OVERWRITE)
-          searched_->step.read.push_back({storages_[index], quick_digest(*storages_[index])});
-    } else {
-      searched_->digests = digest_inputs();
-    }
-  }
+  if (C10_UNLIKELY(audited_for.load(std::memory_order_relaxed) != PLIMSOLL_NO_AUDIT))
+    audit_ = std::make_unique<Audit>(facts_, storages_, accesses_);
   reset_operator_peak();
   if (wants_times) {
     event_.start_ns = now_ns();
@@ -208,7 +67,7 @@ void Call::end(int32_t answer, const c10::IValue* results) {
   }
   event_.peak_bytes = operator_peak_bytes();
   auto created = find_created(results, (answer & PLIMSOLL_WATCH) && facts_.is_factory);
-  if (C10_UNLIKELY(searched_ != nullptr)) searched_->digests.empty() ? compare_runs(created) : compare_inputs(searched_->digests);
+  if (C10_UNLIKELY(audit_ != nullptr)) audit_->end(created);
   event_.created = created_.data();
   event_.created_count = created_.size();
   event_.not_replayable = not_replayable_;
@@ -282,22 +141,6 @@ void Call::access(c10::TensorImpl* tensor, const Argument& argument, bool plain)
   accesses_.push_back({entry, mode, foreign ? 0 : storage->nbytes(), locked, filled});
 }
 
-std::vector<uint64_t> Call::digest_inputs() const {
-  std::vector<uint64_t> digests{generator_digest()};
-  for (auto* storage : storages_) digests.push_back(is_absent(storage->data_ptr()) ? 0 : digest(*storage));
-  return digests;
-}
-
-void Call::compare_inputs(const std::vector<uint64_t>& before) {
-  auto now = digest_inputs();
-  if (now[0] != before[0] && !facts_.is_random)
-    search.found(facts_.text + " draws random numbers, and its schema does not say so");
-  for (size_t index = 0; index < accesses_.size(); ++index) {
-    if (accesses_[index].mode != PLIMSOLL_READ || now[1 + index] == before[1 + index]) continue;
-    search.found(facts_.text + " writes its input " + std::to_string(index) + ", and its schema does not say so");
-  }
-}
-
 Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
   Storages created;
   bool plain = collect_created(results, facts_.returns, storages_, created);
@@ -319,21 +162,9 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
   return created;
 }
 
-void Call::compare_runs(const Storages& created) {
-  Step& step = searched_->step;
-  for (size_t index = 0; index < accesses_.size(); ++index)
-    if (accesses_[index].mode != PLIMSOLL_READ) step.written.push_back({storages_[index], quick_digest(*storages_[index])});
-  for (auto* storage : created) step.made.push_back({storage, quick_digest(*storage)});
-  repeats.ran(std::move(step));
-}
-
 uint32_t phase() {
   if (torch::autograd::get_current_graph_task_id() != -1) return PLIMSOLL_BACKWARD;
   return c10::GradMode::is_enabled() ? PLIMSOLL_FORWARD : PLIMSOLL_UPDATE;
 }
-
-void hash_inputs(bool on) { search.on = on; }
-void look_for_repeats(int32_t run) { repeats.begin(run); }
-std::vector<std::string> take_undeclared() { return search.take(); }
 
 }  // namespace plimsoll

@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include "audit.h"
 #include "operators.h"
 #include "recipe.h"
 #include "shim.h"
@@ -65,12 +66,6 @@ class Call {
   }
 
  private:
-  // What the inputs of an operator held before it ran, while one of the searches below is on.
-  struct Searched;
-  struct SearchedDeleter {
-    void operator()(Searched* searched) const;
-  };
-
   // Tells Rust what is about to run. Returns what it asks for; throws where it refuses.
   int32_t ask();
   void begin(bool wants_times);
@@ -82,9 +77,6 @@ class Call {
   bool writes_statistics() const;
   using Storages = c10::SmallVector<c10::StorageImpl*, 8>;
   Storages find_created(const c10::IValue* results, bool watch);
-  std::vector<uint64_t> digest_inputs() const;
-  void compare_inputs(const std::vector<uint64_t>& before);
-  void compare_runs(const Storages& created);
 
   const OperatorFacts& facts_;
   c10::DispatchKeySet keys_;
@@ -93,7 +85,7 @@ class Call {
   PlimsollOperator event_;
   OwnedRecipe recipe_;
   Seen seen_;
-  std::unique_ptr<Searched, SearchedDeleter> searched_;
+  std::unique_ptr<Audit> audit_;  // where there is one
   Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;
   c10::SmallVector<PlimsollCreated, 4> created_;
@@ -101,12 +93,5 @@ class Call {
 
 // What this thread's operators are for: PlimsollPhase.
 uint32_t phase();
-
-// Switches the search for undeclared effects on or off.
-void hash_inputs(bool on);
-// Switches the search for operators that do not repeat: PlimsollRepeats.
-void look_for_repeats(int32_t run);
-// What both have found since the last call, one description for each finding.
-std::vector<std::string> take_undeclared();
 
 }  // namespace plimsoll

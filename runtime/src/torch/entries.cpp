@@ -218,9 +218,8 @@ void Entries::clear(PlimsollEntry entry, Entry& kept) {
 }
 
 uint64_t digest(const c10::StorageImpl& storage) {
-  std::vector<uint8_t> copy;
-  if (!storage.device().is_cpu() && storage.data()) copy = host_copy(storage);
-  const auto* bytes = copy.empty() ? static_cast<const uint8_t*>(storage.data()) : copy.data();
+  if (!storage.device().is_cpu() && storage.data()) return digest_on_accelerator(storage);
+  const auto* bytes = static_cast<const uint8_t*>(storage.data());
   uint64_t hash = 0xcbf29ce484222325;
   for (size_t at = 0; bytes && at < storage.nbytes(); at += sizeof(uint64_t)) {
     uint64_t word = 0;
@@ -229,10 +228,6 @@ uint64_t digest(const c10::StorageImpl& storage) {
     hash ^= hash >> 29;
   }
   return hash;
-}
-
-uint64_t quick_digest(const c10::StorageImpl& storage) {
-  return storage.device().is_cpu() || !storage.data() ? digest(storage) : digest_there(storage);
 }
 
 void Entries::watch(PlimsollEntry entry, const c10::StorageImpl& storage) {

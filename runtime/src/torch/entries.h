@@ -20,10 +20,9 @@ namespace plimsoll {
 
 using Storage = c10::intrusive_ptr<c10::StorageImpl>;
 
-// What a storage holds, in 64 bits. Tells bytes apart that were changed from bytes that were not; not for adversaries.
+// What a storage holds, in 64 bits, found out by its own device, each of which has its own way. Tells bytes apart that were changed
+// from bytes that were not; not for adversaries.
 uint64_t digest(const c10::StorageImpl& storage);
-// The same for one device alone, on which it is taken: no byte leaves it.
-uint64_t quick_digest(const c10::StorageImpl& storage);
 
 // A lock that is held for some tens of instructions.
 class ShortLock {

@@ -6,24 +6,15 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/max_pool1d_native.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
-#include <c10/util/SmallVector.h>
-#include <c10/util/flat_hash_map.h>
-
-#include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <unordered_set>
+#include <vector>
 
 namespace plimsoll {
 
@@ -145,7 +136,6 @@ const OperatorFacts& facts_of(const c10::OperatorHandle& handle) { return facts_
 
 void install_interceptor(const PlimsollCallbacks& given) {
   callbacks = given;
-  if (const char* wanted = std::getenv("PLIMSOLL_HASH_INPUTS")) hash_inputs(std::string(wanted) == "1");
   static torch::Library library(torch::Library::IMPL, "aten", kInterceptorKey, __FILE__, __LINE__);
   register_fallthroughs(library);
   register_unboxed(library);

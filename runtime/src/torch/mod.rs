@@ -29,5 +29,5 @@ pub use executor::{Executor, TimedIteration};
 pub use recorder::{RecordError, Recorder};
 pub use report::{IterationReport, Report};
 pub use runtime::{Budget, BuildError, Builder, Detecting, Detection, Iteration, Running, Runtime};
-pub use session::{Run, Session, SessionError};
-pub use shim::DeviceCounts;
+pub use session::{Session, SessionError};
+pub use shim::{Audit, DeviceCounts};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tch::{Cuda, Device, Kind, Tensor};
 
-use super::shim::{self, Callbacks, DeviceCounts, RawOperator, ShimError};
+use super::shim::{self, Audit, Callbacks, DeviceCounts, RawOperator, ShimError};
 
 /// Why a training loop could not be observed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,15 +70,6 @@ static ACTIVE: Mutex<Option<Arc<dyn Observer>>> = Mutex::new(None);
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CALLBACKS: Callbacks =
     Callbacks { name: on_name, before: on_before, after: on_after, failed: on_failed, pressure: on_pressure };
-
-/// One of two runs of the same program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run {
-    /// What operators are given and make of it is remembered.
-    First,
-    /// It is compared.
-    Second,
-}
 
 /// A process's connection to libtorch's dispatcher and to the allocator of one device.
 ///
@@ -148,26 +139,15 @@ impl Session {
         shim::reset_peak();
     }
 
-    /// Switches the search for operators that do what their schema does not say: every input and the generator's state
-    /// are hashed before and after every operator. Slow. `PLIMSOLL_HASH_INPUTS=1` switches it on from outside.
-    pub fn hash_inputs(&self, on: bool) {
-        shim::hash_inputs(on);
+    /// Holds every operator that is observed, by a [`Recorder`](super::Recorder) for instance, to this from now on, or to nothing.
+    /// Slow.
+    pub fn audit(&self, what: Option<Audit>) {
+        shim::audit(what);
     }
 
-    /// Switches the search for operators that give other bits from the same inputs: those of two runs of the same program, whose
-    /// iterations a [`Recorder`](super::Recorder) watches. [`Session::undeclared_effects`] tells what was found.
-    pub fn look_for_repeats(&self, run: Option<Run>) {
-        shim::look_for_repeats(match run {
-            None => 0,
-            Some(Run::First) => 1,
-            Some(Run::Second) => 2,
-        });
-    }
-
-    /// What either search has found since it was last asked: one line for each operator and effect. An operator with an effect
-    /// must be taught to the shim before its storages may be recomputed.
-    pub fn undeclared_effects(&self) -> Vec<String> {
-        shim::take_undeclared()
+    /// What audits have found since they were last asked: one line for each operator and finding.
+    pub fn audit_findings(&self) -> Vec<String> {
+        shim::take_audit_findings()
     }
 
     /// Tells `observer` of every operator that this thread runs, until the result is dropped.

@@ -74,12 +74,11 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
 
 uint32_t plimsoll_phase(void) { return phase(); }
 
-void plimsoll_hash_inputs(int32_t on) { hash_inputs(on != 0); }
-void plimsoll_look_for_repeats(int32_t run) { look_for_repeats(run); }
+void plimsoll_audit(int32_t what) { audit(what); }
 
-size_t plimsoll_take_undeclared(char* out, size_t capacity) {
+size_t plimsoll_take_audit_findings(char* out, size_t capacity) {
   size_t written = 0;
-  auto found = take_undeclared();
+  auto found = take_audit_findings();
   for (const auto& line : found) {
     size_t room = capacity - written, wanted = line.size() + 1;
     if (wanted > room) continue;

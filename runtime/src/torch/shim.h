@@ -87,18 +87,17 @@ uint32_t plimsoll_phase(void);
 // Switches interception on or off for this thread, and for the autograd threads that work for it.
 void plimsoll_intercept(int32_t on);
 
-// Switches the search for operators that do what their schema does not say: hashes every input and the generator's
-// state before and after every operator. Slow.
-void plimsoll_hash_inputs(int32_t on);
-// Whether operators give the same bits from the same inputs, in two runs of the same program. Neither may be under a plan.
-enum PlimsollRepeats {
-  PLIMSOLL_REPEATS_OFF = 0,
-  PLIMSOLL_REPEATS_REMEMBER = 1,  // what operators of the first run are given, and what they make of it
-  PLIMSOLL_REPEATS_COMPARE = 2,   // what those of the second are, and do
+// What every operator is held to while a loop runs, by what its inputs and its results hold. Slow.
+enum PlimsollAudit {
+  PLIMSOLL_NO_AUDIT = 0,
+  PLIMSOLL_AUDIT_EFFECTS = 1,  // whether it does what its schema does not say
+  // Whether it makes the same bits of the same inputs, in two runs of the same program. Neither may be under a plan.
+  PLIMSOLL_AUDIT_FIRST_RUN = 2,
+  PLIMSOLL_AUDIT_SECOND_RUN = 3,
 };
-void plimsoll_look_for_repeats(int32_t run);
-// How many such operators were found since the last call; their descriptions, one a line, are cut off at `capacity`.
-size_t plimsoll_take_undeclared(char* out, size_t capacity);
+void plimsoll_audit(int32_t what);
+// How many findings there were since the last call; their descriptions, one a line, are cut off at `capacity`.
+size_t plimsoll_take_audit_findings(char* out, size_t capacity);
 
 const char* plimsoll_error(void);
 void plimsoll_refuse(const char* message);

@@ -185,9 +185,8 @@ unsafe extern "C" {
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
     fn plimsoll_phase() -> u32;
-    fn plimsoll_hash_inputs(on: i32);
-    fn plimsoll_look_for_repeats(run: i32);
-    fn plimsoll_take_undeclared(out: *mut c_char, capacity: usize) -> usize;
+    fn plimsoll_audit(what: i32);
+    fn plimsoll_take_audit_findings(out: *mut c_char, capacity: usize) -> usize;
     fn plimsoll_error() -> *const c_char;
     fn plimsoll_refuse(message: *const c_char);
     fn plimsoll_live_bytes() -> u64;
@@ -313,21 +312,28 @@ pub(crate) fn phase() -> Phase {
     [Phase::Forward, Phase::Backward, Phase::Update][unsafe { plimsoll_phase() } as usize]
 }
 
-pub(crate) fn hash_inputs(on: bool) {
-    // SAFETY: sets a flag.
-    unsafe { plimsoll_hash_inputs(i32::from(on)) }
+/// What operators are held to while a loop runs, as the shim numbers it.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audit {
+    /// Whether they do what their schema does not say: write an input, or draw random numbers. One that does must be taught to
+    /// the shim before its storages may be recomputed.
+    Effects = 1,
+    /// Whether they make the same bits of the same inputs, in two runs of the same program, neither of them under a plan.
+    FirstRun = 2,
+    /// The second of these.
+    SecondRun = 3,
 }
 
-pub(crate) fn look_for_repeats(run: i32) {
-    // SAFETY: sets a mode, whose values are those of `PlimsollRepeats`.
-    unsafe { plimsoll_look_for_repeats(run) }
+pub(crate) fn audit(what: Option<Audit>) {
+    // SAFETY: sets a mode, whose values are those of `PlimsollAudit`.
+    unsafe { plimsoll_audit(what.map_or(0, |audit| audit as i32)) }
 }
 
-/// Operators that were found to do what their schema does not say.
-pub(crate) fn take_undeclared() -> Vec<String> {
+pub(crate) fn take_audit_findings() -> Vec<String> {
     let mut text = vec![0u8; 1 << 16];
     // SAFETY: the text holds as many bytes as it says, and the shim ends it with a nul where there is room.
-    let found = unsafe { plimsoll_take_undeclared(text.as_mut_ptr().cast(), text.len()) };
+    let found = unsafe { plimsoll_take_audit_findings(text.as_mut_ptr().cast(), text.len()) };
     let text = CStr::from_bytes_until_nul(&text).map(CStr::to_string_lossy).unwrap_or_default();
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     if lines.len() < found {
