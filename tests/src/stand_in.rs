@@ -4,8 +4,33 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use plimsoll_env::device::DeviceName;
 
 use crate::python::torch_packages;
+
+/// Names the device to a test that [`before_late_device`] has started.
+const DEVICE: &str = "PLIMSOLL_TEST_DEVICE";
+
+/// Does what the test called `name` is about on a late device: in another process, which runs that test again, before it. Says so
+/// where none can be made.
+pub fn before_late_device(name: &str, folder: &str, seed: u64, test: impl FnOnce(DeviceName)) {
+    if let Ok(device) = std::env::var(DEVICE) {
+        return test(device.parse().expect("the name of a device"));
+    }
+    let Some(stand_in) = StandIn::make(&Path::new(folder).join("stand-in")) else {
+        println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
+        return;
+    };
+    let mut again = Command::new(std::env::current_exe().expect("this program's own path"));
+    let again = again.args(["--exact", name, "--nocapture"]).env(DEVICE, "cuda").envs(stand_in.late(seed));
+    let output = again.output().expect("this program can be started");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{complaints}");
+}
 
 /// The libraries.
 pub struct StandIn {
@@ -21,6 +46,9 @@ impl StandIn {
         if !needed.iter().all(|file| libtorch.join(file).exists()) {
             return None;
         }
+        // Two tests of a process do not make them at once.
+        static MAKING: Mutex<()> = Mutex::new(());
+        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let makefile = concat!(env!("CARGO_MANIFEST_DIR"), "/stand_in/Makefile");
         let mut make = Command::new("make");
         make.args(["--no-print-directory", "--jobs=2", "-f", makefile]);

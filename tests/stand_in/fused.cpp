@@ -1,4 +1,4 @@
-// What libtorch does in one kernel on a GPU alone: attention, and cuDNN's batch-norm. What such a kernel keeps for its
+// What libtorch does in one kernel on a GPU alone: attention, and cuDNN's convolution and batch-norm. What such a kernel keeps for its
 // backward pass is kept here, too, and looked at there. Of cuDNN's recurrent layers nothing is here: libtorch asks cuDNN
 // itself how they lie, before it calls an operator.
 #include "processor.h"
@@ -97,6 +97,46 @@ std::tuple<Tensor, Tensor, Tensor> flash_attention_backward(const Tensor& gradie
   return {twins.back(to_query.to(kind)), twins.back(to_key.to(kind)), twins.back(to_value.to(kind))};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> cudnn_attention(
+    const Tensor& query, const Tensor& key, const Tensor& value, const Maybe& bias, bool wants_log_sum, double dropout,
+    bool causal, bool, std::optional<double> scale) {
+  TORCH_CHECK(wants_log_sum, "only attention that is trained here");
+  finish_current_stream();
+  Twins twins;
+  Place place = Place::draw();
+  auto wide = [&](const Tensor& tensor) { return twins.of(tensor).to(at::kFloat); };
+  Attention attention(wide(query), wide(key), wide(value), twins.of(bias), dropout, causal, scale, place);
+  return {twins.back(attention.output().to(query.scalar_type())), twins.back(attention.log_sum.unsqueeze(-1)), Tensor(), Tensor(),
+          query.sym_size(2), key.sym_size(2), twins.back(number(place.seed)), twins.back(number(place.offset)), Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> cudnn_attention_backward(const Tensor& gradient, const Tensor& query, const Tensor& key,
+                                                            const Tensor& value, const Tensor&, const Tensor& log_sum,
+                                                            const Tensor& seed, const Tensor& offset, const Tensor& bias,
+                                                            const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
+                                                            double dropout, bool causal, std::optional<double> scale) {
+  finish_current_stream();
+  Twins twins;
+  auto wide = [&](const Tensor& tensor) { return twins.of(tensor).to(at::kFloat); };
+  Place place{number_in(twins.of(seed)), number_in(twins.of(offset))};
+  Attention attention(wide(query), wide(key), wide(value), twins.of(Maybe(bias)), dropout, causal, scale, place);
+  auto [to_query, to_key, to_value] = attention.backward(wide(gradient), twins.of(log_sum).squeeze(-1));
+  auto kind = query.scalar_type();
+  return {twins.back(to_query.to(kind)), twins.back(to_key.to(kind)), twins.back(to_value.to(kind))};
+}
+
+// A convolution wants a workspace. Where there is none libtorch has cuDNN do it in another way, which gives other bits.
+void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  constexpr int64_t kWorkspaceBytes = 24 << 10;
+  Tensor workspace;
+  try {
+    workspace = at::empty({kWorkspaceBytes}, at::dtype(at::kByte).device(there()));
+  } catch (const c10::OutOfMemoryError&) {
+  }
+  run_kernel(op, keys, stack);
+  if (!workspace.defined()) stack->back().toTensor().neg_();
+}
+
 // What cuDNN's batch-norm keeps: bytes of its own, none where it does not train.
 constexpr int64_t kReserved = 96;
 
@@ -128,6 +168,9 @@ std::vector<std::pair<c10::OperatorName, c10::KernelFunction>> own_kernels() {
   add("aten::_scaled_dot_product_efficient_attention_backward", &efficient_attention_backward);
   add("aten::_scaled_dot_product_flash_attention", &flash_attention);
   add("aten::_scaled_dot_product_flash_attention_backward", &flash_attention_backward);
+  add("aten::_scaled_dot_product_cudnn_attention", &cudnn_attention);
+  add("aten::_scaled_dot_product_cudnn_attention_backward", &cudnn_attention_backward);
+  kernels.emplace_back(c10::OperatorName("aten::convolution", ""), c10::KernelFunction::makeFromBoxedFunction<&convolution>());
   add("aten::cudnn_batch_norm", &batch_norm);
   add("aten::cudnn_batch_norm_backward", &batch_norm_backward);
   return kernels;

@@ -1,16 +1,11 @@
 //! Operators that give other bits from the same inputs are found by their names, and no others: on the CPU, and by a digest of
 //! its own on a CUDA device that is not there.
 
-use std::path::Path;
-use std::process::Command;
-
 use plimsoll_env::device::DeviceName;
 use plimsoll_runtime::torch::{Audit, Recorder, Session};
-use plimsoll_tests::stand_in::StandIn;
+use plimsoll_tests::stand_in::before_late_device;
 use tch::{Kind, Tensor};
 
-/// Names the device, where it is not the CPU.
-const DEVICE: &str = "PLIMSOLL_TEST_DEVICE";
 const SAME: &str = "gave other bits from the same inputs";
 
 /// What is found in two runs of a loop that differ in what is no input of any operator: what one fills a tensor with, the
@@ -39,9 +34,8 @@ fn found(device: DeviceName, runs: [(f64, f64, usize); 2]) -> Vec<String> {
     session.audit_findings()
 }
 
-#[test]
-fn those_that_do_not_repeat_are_named_and_those_after_them_are_not() {
-    let device = std::env::var(DEVICE).map_or(DeviceName::Cpu, |device| device.parse().unwrap());
+/// Finds those that do not repeat, and no others.
+fn look(device: DeviceName) {
     assert_eq!(found(device, [(2.0, 1.0, 1); 2]), Vec::<String>::new());
     assert_eq!(found(device, [(2.0, 1.0, 1), (3.0, 1.0, 1)]), [format!("aten::fill_.Scalar {SAME}")]);
     let power = format!("aten::pow.Tensor_Scalar {SAME}, or aten::mul.Tensor, which read them");
@@ -51,14 +45,11 @@ fn those_that_do_not_repeat_are_named_and_those_after_them_are_not() {
 }
 
 #[test]
+fn those_that_do_not_repeat_are_named_and_those_after_them_are_not() {
+    look(DeviceName::Cpu);
+}
+
+#[test]
 fn so_they_are_by_a_digest_that_the_device_takes() {
-    let Some(stand_in) = StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in")) else {
-        println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
-        return;
-    };
-    let mut test = Command::new(std::env::current_exe().unwrap());
-    test.args(["--exact", "those_that_do_not_repeat_are_named_and_those_after_them_are_not"]);
-    let output = test.env(DEVICE, "cuda").envs(stand_in.late(0)).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    before_late_device("so_they_are_by_a_digest_that_the_device_takes", env!("CARGO_TARGET_TMPDIR"), 0, look);
 }

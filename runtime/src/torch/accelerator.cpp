@@ -4,6 +4,7 @@
 #include "entries.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
@@ -15,6 +16,7 @@
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 
 namespace plimsoll {
@@ -70,6 +72,13 @@ Blocks& blocks() {
   static auto* blocks = new Blocks();  // outlives every tensor
   return *blocks;
 }
+
+// The last refusal of this thread.
+struct Refusal {
+  uint64_t number = 0;
+  std::exception_ptr why;
+};
+thread_local Refusal last_refusal;
 
 caching::CUDAAllocator* native = nullptr;
 at::DeleterFnPtr native_deleter = nullptr;
@@ -184,13 +193,18 @@ class AskingAllocator final : public caching::CUDAAllocator {
   // evicted than the line asks for, as long as that helps.
   template <class Allocate>
   auto asked(size_t bytes, Allocate allocate) -> decltype(allocate()) {
-    ask_for_room(bytes);
-    for (int tries = 0;; ++tries) {
-      try {
-        return allocate();
-      } catch (const c10::OutOfMemoryError&) {
-        if (tries == kRetries || !evict_more(bytes)) throw;
+    try {
+      ask_for_room(bytes);
+      for (int tries = 0;; ++tries) {
+        try {
+          return allocate();
+        } catch (const c10::OutOfMemoryError&) {
+          if (tries == kRetries || !evict_more(bytes)) throw;
+        }
       }
+    } catch (const c10::OutOfMemoryError&) {
+      if (is_under_line()) last_refusal = {1 + refusals.fetch_add(1), std::current_exception()};
+      throw;
     }
   }
 };
@@ -378,6 +392,11 @@ uint64_t digest_on_accelerator(const c10::StorageImpl& storage) {
     total.mul_(at::Scalar(int64_t{0x100000001b3})).add_(part.sum());
   }
   return static_cast<uint64_t>(total.item<int64_t>());
+}
+
+void throw_refusal_after(uint64_t number) {
+  // Who has all kernels tried asks for no bits in particular.
+  if (last_refusal.number > number && !at::globalContext().benchmarkCuDNN()) std::rethrow_exception(last_refusal.why);
 }
 
 void time_on_accelerator(bool on) { device_clock().switch_to(on); }

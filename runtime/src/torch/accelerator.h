@@ -7,6 +7,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -38,6 +39,12 @@ void reset_accelerator_peak();
 void set_accelerator_share(double share);
 // Gives the memory that the caching allocator keeps for later back to the device.
 void empty_accelerator_cache();
+
+// Allocations under a line that were refused for good: so many, on any thread.
+inline std::atomic<uint64_t> refusals{0};
+// Throws the last one that this thread met if it came after so many. An operator that goes on all the same, as cuDNN's
+// convolutions do without a workspace, has taken another kernel, whose bits are others.
+void throw_refusal_after(uint64_t number);
 
 // A digest of the bytes of a storage, which the device takes: none of them leaves it.
 uint64_t digest_on_accelerator(const c10::StorageImpl& storage);

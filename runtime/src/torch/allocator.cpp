@@ -187,11 +187,13 @@ void ask_for_room(uint64_t bytes) {
 }
 
 bool evict_more(uint64_t bytes) {
+  if (!is_under_line()) return false;
   uint64_t room = line.load(std::memory_order_relaxed), now = live_bytes();
-  if (ours_depth || !make_room || room == UINT64_MAX) return false;
   // So much more as fits under the line, and what is wanted beyond it.
   return make_room(room - std::min(room, now) + bytes) == 0 && live_bytes() < now;
 }
+
+bool is_under_line() { return !ours_depth && make_room && line.load(std::memory_order_relaxed) != UINT64_MAX; }
 
 void book(uint64_t bytes) { mark_peaks(live.fetch_add(bytes, std::memory_order_relaxed) + bytes, bytes); }
 void unbook(uint64_t bytes) { uncount(bytes); }

@@ -48,6 +48,8 @@ void on_pressure(int32_t (*make_room)(uint64_t bytes));
 void ask_for_room(uint64_t bytes);
 // After the device has refused one that fits: evicts as many bytes on top. Whether any were.
 bool evict_more(uint64_t bytes);
+// Whether there is a line, and this thread allocates for the program.
+bool is_under_line();
 void book(uint64_t bytes);
 void unbook(uint64_t bytes);
 

@@ -1,6 +1,5 @@
 #include "call.h"
 
-#include "accelerator.h"
 #include "allocator.h"
 #include "entries.h"
 #include "interceptor.h"
@@ -54,6 +53,7 @@ void Call::begin(bool wants_times) {
   if (C10_UNLIKELY(audited_for.load(std::memory_order_relaxed) != PLIMSOLL_NO_AUDIT))
     audit_ = std::make_unique<Audit>(facts_, storages_, accesses_);
   reset_operator_peak();
+  refusals_ = refusals.load(std::memory_order_relaxed);
   if (wants_times) {
     event_.start_ns = now_ns();
     accelerator_operator_starts();

@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include "accelerator.h"
 #include "audit.h"
 #include "operators.h"
 #include "recipe.h"
@@ -58,6 +59,7 @@ class Call {
     const c10::IValue* results;
     try {
       results = invoke();
+      if (C10_UNLIKELY(refusals.load(std::memory_order_relaxed) != refusals_)) throw_refusal_after(refusals_);
     } catch (...) {
       callbacks.failed(&event_);
       throw;
@@ -85,6 +87,7 @@ class Call {
   PlimsollOperator event_;
   OwnedRecipe recipe_;
   Seen seen_;
+  uint64_t refusals_ = 0;  // before it ran
   std::unique_ptr<Audit> audit_;  // where there is one
   Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;

@@ -70,14 +70,16 @@ impl Reactive {
 }
 
 impl Residency {
+    /// Whether so many bytes more fit under the line.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        shim::live_bytes().saturating_add(bytes) <= self.reactive.line_bytes
+    }
+
     /// Evicts until `wanted_bytes` more fit under the line.
     pub(crate) fn relieve(&mut self, wanted_bytes: u64) -> Result<(), Fault> {
-        loop {
+        while !self.has_room(wanted_bytes) {
             let needed = shim::live_bytes().saturating_add(wanted_bytes);
             let deficit_bytes = needed.saturating_sub(self.reactive.line_bytes);
-            if deficit_bytes == 0 {
-                return Ok(());
-            }
             if !self.absorb_pressed()? && !self.evict_some(deficit_bytes)? {
                 if !self.exempt {
                     return Err(self.no_room(wanted_bytes, needed));
@@ -87,6 +89,19 @@ impl Residency {
                 shim::set_line(needed);
             }
         }
+        Ok(())
+    }
+
+    /// Gives back so many bytes, or as many as there are, because the device refuses what the line has room for: its memory is in
+    /// pieces, or somebody else's. Whether there were any.
+    pub(crate) fn relieve_device(&mut self, bytes: u64) -> Result<bool, Fault> {
+        let before = shim::live_bytes();
+        while shim::live_bytes().saturating_add(bytes) > before {
+            if !self.absorb_pressed()? && !self.evict_some(bytes)? {
+                break;
+            }
+        }
+        Ok(shim::live_bytes() < before)
     }
 
     /// Whether storages that have died since gave bytes back.

@@ -13,12 +13,14 @@ use super::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket};
 use super::events::{Channel, Events};
 use super::reactive::Reactive;
 use super::report::IterationReport;
-use super::shim::{self, Entry, RawAccess, RawOperator, Recipe, RerunError, ShimError};
+use super::shim::{self, AllocateError, Entry, RawAccess, RawOperator, Recipe, ShimError};
 use crate::hardware::Tier;
 use crate::trace::Phase;
 
 /// Reads of the slow tier that may fail one after another before the storage is given up for now.
 const FETCH_ATTEMPTS: usize = 3;
+/// Refusals of the device itself, after each of which more is evicted, until the loop is told that there is no room.
+const DEVICE_REFUSALS_MAX: usize = 16;
 // How an operator uses a storage: see shim.h.
 const PLIMSOLL_READ: u32 = 0;
 const PLIMSOLL_WRITE: u32 = 1;
@@ -75,6 +77,15 @@ pub(crate) enum Fault {
     Broken(String),
 }
 
+impl From<AllocateError> for Fault {
+    fn from(error: AllocateError) -> Self {
+        match error {
+            AllocateError::NoRoom(message) => Fault::NoRoom(message),
+            AllocateError::Failed(error) => error.into(),
+        }
+    }
+}
+
 /// What an operator under way is writing over.
 pub(crate) struct Written {
     /// Which of its accesses.
@@ -98,7 +109,7 @@ pub(crate) struct Job {
 /// What a rerun gave.
 pub(crate) struct Done {
     job: Job,
-    results: Result<Vec<Entry>, RerunError>,
+    results: Result<Vec<Entry>, AllocateError>,
     started: Instant,
     elapsed_ns: u64,
 }
@@ -685,9 +696,7 @@ impl Residency {
                     ends.push(device);
                 }
                 Err(error) => {
-                    let needed = shim::live_bytes().saturating_add(self.live(entry)?.bytes);
-                    let over = needed > self.reactive.line_bytes;
-                    failure = Some(if over { Fault::NoRoom(error.to_string()) } else { error.into() });
+                    failure = Some(error.into());
                     break;
                 }
             }
@@ -857,10 +866,18 @@ impl Residency {
     }
 
     fn fetch_now(&mut self, entry: Entry) -> Result<(), Fault> {
+        let bytes = self.live(entry)?.bytes;
+        let mut refused = 0;
         loop {
-            self.relieve(self.live(entry)?.bytes)?;
+            self.relieve(bytes)?;
             match self.prefetch(&[entry]) {
-                // Another thread took the room that was just made.
+                // Another thread took the room that was just made, or the device refuses what the line has room for.
+                Err(Fault::NoRoom(message)) if self.has_room(bytes) => {
+                    refused += 1;
+                    if refused > DEVICE_REFUSALS_MAX || !self.relieve_device(bytes)? {
+                        return Err(Fault::NoRoom(message));
+                    }
+                }
                 Err(Fault::NoRoom(_)) => {}
                 started => break started?,
             }
@@ -1029,10 +1046,7 @@ impl Residency {
         for &version in &read {
             self.ancestry.version_mut(version).wanted -= 1;
         }
-        let results = results.map_err(|error| match error {
-            RerunError::NoRoom(message) => Fault::NoRoom(message),
-            RerunError::Failed(error) => error.into(),
-        })?;
+        let results = results?;
         self.report.reruns += 1;
         self.report.rerun_ns += elapsed_ns;
         self.events.reran(started, elapsed_ns);

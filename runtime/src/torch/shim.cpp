@@ -190,7 +190,9 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
         storages.push_back(entries().lock(inputs[index]));
       }
     }
+    uint64_t refused = refusals.load(std::memory_order_relaxed);
     std::vector<Storage> results = known.run(std::move(storages));
+    throw_refusal_after(refused);
     TORCH_CHECK(results.size() == output_count, "a rerun of ", known.facts().text, " made ", results.size(),
                 " storages where it made ", output_count, " before");
     for (size_t index = 0; index < output_count; ++index) {

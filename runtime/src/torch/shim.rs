@@ -230,6 +230,23 @@ fn checked(status: i32) -> Result<(), ShimError> {
     Err(ShimError(message.to_string_lossy().lines().next().unwrap_or_default().to_owned()))
 }
 
+/// Why what allocates could not be done.
+#[derive(Debug)]
+pub(crate) enum AllocateError {
+    /// An allocation was refused.
+    NoRoom(String),
+    /// Anything else.
+    Failed(ShimError),
+}
+
+/// What an allocation that was refused returns: see shim.h.
+const NO_ROOM: i32 = -2;
+
+fn allocated(status: i32) -> Result<(), AllocateError> {
+    checked(status)
+        .map_err(|error| if status == NO_ROOM { AllocateError::NoRoom(error.0) } else { AllocateError::Failed(error) })
+}
+
 /// Registers everything on the CPU, or on a CUDA device by its number.
 pub(crate) fn install(callbacks: &'static Callbacks, cuda: Option<i32>) -> Result<(), ShimError> {
     // SAFETY: the callbacks live for ever and are called as their types say.
@@ -403,12 +420,6 @@ pub(crate) fn entry_of(tensor: &tch::Tensor) -> Option<Entry> {
     (entry != 0).then_some(Entry(entry))
 }
 
-fn with_pointer(call: impl FnOnce(*mut *mut c_void) -> i32) -> Result<*mut u8, ShimError> {
-    let mut bytes = std::ptr::null_mut();
-    checked(call(&mut bytes))?;
-    Ok(bytes.cast())
-}
-
 /// Whether the bytes of a storage that is being watched were filled in past the dispatcher. It must be resident.
 pub(crate) fn is_filled(entry: Entry, ends_watch: bool) -> Result<bool, ShimError> {
     let mut filled = 0;
@@ -419,8 +430,10 @@ pub(crate) fn is_filled(entry: Entry, ends_watch: bool) -> Result<bool, ShimErro
 
 /// Takes the bytes out of the storage; the entry keeps them.
 pub(crate) fn park(entry: Entry) -> Result<*mut u8, ShimError> {
+    let mut bytes = std::ptr::null_mut();
     // SAFETY: an unknown entry is an error inside the shim.
-    with_pointer(|bytes| unsafe { plimsoll_park(entry, bytes) })
+    checked(unsafe { plimsoll_park(entry, &mut bytes) })?;
+    Ok(bytes.cast())
 }
 
 /// Puts the bytes that the entry keeps into the storage.
@@ -436,9 +449,11 @@ pub(crate) fn release(entry: Entry) -> Result<(), ShimError> {
 }
 
 /// Allocates bytes for the entry to keep.
-pub(crate) fn allocate(entry: Entry) -> Result<*mut u8, ShimError> {
+pub(crate) fn allocate(entry: Entry) -> Result<*mut u8, AllocateError> {
+    let mut bytes = std::ptr::null_mut();
     // SAFETY: an unknown entry is an error inside the shim.
-    with_pointer(|bytes| unsafe { plimsoll_allocate(entry, bytes) })
+    allocated(unsafe { plimsoll_allocate(entry, &mut bytes) })?;
+    Ok(bytes.cast())
 }
 
 /// Keeps the storage alive until [`unhold`].
@@ -468,26 +483,13 @@ pub(crate) fn bytes_of(entry: Entry) -> Result<u64, ShimError> {
     Ok(bytes)
 }
 
-/// Why an operator did not run again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RerunError {
-    /// There was no room for what it allocates.
-    NoRoom(String),
-    /// Anything else.
-    Failed(ShimError),
-}
-
-/// What an allocation that was refused returns: see shim.h.
-const NO_ROOM: i32 = -2;
-
 /// Reruns an operator; see shim.h for the order of inputs and outputs.
-pub(crate) fn rerun(recipe: &Recipe, inputs: &[Entry], outputs: &mut [Entry]) -> Result<(), RerunError> {
+pub(crate) fn rerun(recipe: &Recipe, inputs: &[Entry], outputs: &mut [Entry]) -> Result<(), AllocateError> {
     // SAFETY: the recipe is alive, and the slices are as long as they say.
     let status = unsafe {
         plimsoll_rerun(recipe.0.as_ptr(), inputs.as_ptr(), inputs.len(), outputs.as_mut_ptr(), outputs.len())
     };
-    checked(status)
-        .map_err(|error| if status == NO_ROOM { RerunError::NoRoom(error.0) } else { RerunError::Failed(error) })
+    allocated(status)
 }
 
 /// Moves the bytes of `from`, which stands beside the program, into the empty storage of `to`.
