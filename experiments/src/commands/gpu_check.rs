@@ -174,14 +174,18 @@ fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<
     let mut child = command.spawn().context("starting a step")?;
     let ended = wait(&mut child, time + GRACE)?;
     let seconds = started.elapsed().as_secs_f64();
-    let complaints = end_of(&std::fs::read(&complaints_at).unwrap_or_default());
+    let mut complaints = end_of(&std::fs::read(&complaints_at).unwrap_or_default());
     let _ = std::fs::remove_file(&complaints_at);
     let found = Findings::read(&found_at);
     let _ = std::fs::remove_file(&found_at);
     let outcome = match ended {
-        None => Outcome::of_ended(&found),
+        None => Outcome::of_broken(&found, "ended by force, its time was over".to_owned()),
         Some(status) if status.success() => Outcome::of(&found),
-        Some(status) => Outcome::Failed(format!("{status}: {}", last_line(&complaints))),
+        Some(status) => {
+            let how = format!("{status}: {}", last_line(&complaints));
+            complaints.push_str(&status.to_string());
+            Outcome::of_broken(&found, how)
+        }
     };
     Ok(StepReport { part, member, outcome, complaints, seconds, found })
 }

@@ -30,7 +30,8 @@ struct Largest {
     limit_bytes: u64,
     plain: i64,
     under_a_budget: i64,
-    ratio: f64,
+    /// Of the two; none while that cannot be told.
+    ratio: Option<f64>,
     /// Whether larger ones might train for which no time was left.
     cut_short: bool,
 }
@@ -48,7 +49,8 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     let limit_bytes = (SHARE_LEFT * bed.on.session.device_counts().reserved_peak_bytes as f64) as u64;
     bed.limit_memory(limit_bytes)?;
     let budget = (BUDGET_SHARE * limit_bytes as f64) as u64;
-    let mut largest = |how: &'static str, budget: Option<(u64, Link)>| {
+    let mut largest = Largest { limit_bytes, plain: 0, under_a_budget: 0, ratio: None, cut_short: true };
+    for (how, budget) in [("plain", None), ("under a budget", Some((budget, link)))] {
         largest_batch(own, |batch| {
             if request.deadline.is_over() {
                 return Ok(None);
@@ -58,12 +60,25 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
                 Err(error) => (None, format!("{error:#}").lines().next().map(str::to_owned)),
             };
             findings.push("attempts", Attempt { how, batch, failure, samples_per_s })?;
+            if samples_per_s.is_some() {
+                largest.trains(batch, budget.is_some());
+                // As it goes: a step may be ended by force.
+                findings.set("largest", &largest)?;
+            }
             Ok(Some(samples_per_s.is_some()))
-        })
-    };
-    let (plain, under_a_budget) = (largest("plain", None)?, largest("under a budget", Some((budget, link)))?);
-    let (ratio, cut_short) = (under_a_budget as f64 / plain as f64, request.deadline.is_over());
-    findings.set("largest", Largest { limit_bytes, plain, under_a_budget, ratio, cut_short })
+        })?;
+    }
+    largest.cut_short = request.deadline.is_over();
+    findings.set("largest", largest)
+}
+
+impl Largest {
+    /// Notes a batch that trains.
+    fn trains(&mut self, batch: i64, under_a_budget: bool) {
+        let most = if under_a_budget { &mut self.under_a_budget } else { &mut self.plain };
+        *most = batch.max(*most);
+        self.ratio = (self.plain > 0).then(|| self.under_a_budget as f64 / self.plain as f64);
+    }
 }
 
 /// Trains the loop with that batch, left alone or within a budget.

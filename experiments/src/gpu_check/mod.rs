@@ -202,16 +202,13 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Of a step that was ended by force.
-    pub fn of_ended(found: &Value) -> Self {
-        if found[COMPLETE] == true {
-            Outcome::of(found)
-        } else {
-            Outcome::Failed("ended by force, its time was over".to_owned())
-        }
+    /// Of a step that did not end well, by what it found or else by how it ended: the device may fail while it is given back, or take
+    /// longer for that than there is time.
+    pub fn of_broken(found: &Value, how: String) -> Self {
+        if found[COMPLETE] == true { Outcome::of(found) } else { Outcome::Failed(how) }
     }
 
-    /// Of a step that ended by itself, by what it found.
+    /// Of a step that ended well, by what it found.
     pub fn of(found: &Value) -> Self {
         if let Some(why) = found[NOT_RUN].as_str() {
             return Outcome::NotRun(why.to_owned());
@@ -326,5 +323,9 @@ mod tests {
         assert_eq!(told(json!({ "not_run": "no torch" })), "not run: no torch");
         assert_eq!(told(json!({ "failures": ["swap: other bits"] })), "failed: swap: other bits");
         assert_eq!(told(json!({ "failures": ["a", "b", "c"] })), "failed: a, and 2 more");
+        let broken = |found: Value| Outcome::of_broken(&found, "signal: 6".to_owned()).to_string();
+        assert_eq!(broken(json!({ "verdicts": [] })), "failed: signal: 6");
+        assert_eq!(broken(json!({ "complete": true })), "done");
+        assert_eq!(broken(json!({ "complete": true, "failures": ["a"] })), "failed: a");
     }
 }

@@ -16,7 +16,8 @@ pub struct Step {
     pub share_max: f64,
 }
 
-/// The steps of a check on `device`, most important first; only `parts`, where any are named.
+/// The steps of a check on `device`, most important first; only `parts`, where any are named, which then have the time of the others
+/// as well.
 ///
 /// Shares add up to more than one: a step that is done early leaves its time to those after it.
 pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
@@ -26,7 +27,7 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Identity, first, 0.15),
         step(Part::Identity, second, 0.15),
         step(Part::Memory, first, 0.12),
-        step(Part::Probe, first, 0.05),
+        step(Part::Probe, first, 0.08),
         step(Part::Compare, members[0], 0.2),
         step(Part::Pytorch, members[0], 0.1),
         step(Part::Batch, members[0], 0.12),
@@ -37,7 +38,11 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
     for member in &members[2..] {
         steps.extend([step(Part::Compare, member, 0.15), step(Part::Pytorch, member, 0.1)]);
     }
+    let total = |steps: &[Step]| steps.iter().map(|step| step.share_max).sum::<f64>();
+    let whole = total(&steps);
     steps.retain(|step| parts.is_empty() || parts.contains(&step.part));
+    let larger = whole / total(&steps);
+    steps.iter_mut().for_each(|step| step.share_max = (step.share_max * larger).min(1.0));
     steps
 }
 
@@ -53,7 +58,9 @@ mod tests {
             for member in names(device) {
                 assert!(steps.iter().any(|step| step.part == Part::Compare && step.member == *member), "{member}");
             }
-            assert!(schedule(device, &[Part::Memory]).iter().all(|step| step.part == Part::Memory));
+            let [only] = schedule(device, &[Part::Memory])[..] else { panic!("one loop runs out of memory") };
+            assert_eq!((only.part, only.share_max), (Part::Memory, 1.0), "it has all the time");
+            assert!(steps.iter().all(|step| step.share_max < 0.5), "each leaves time to others");
         }
     }
 }
