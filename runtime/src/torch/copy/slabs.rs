@@ -1,10 +1,11 @@
-//! Slabs of memory: page-aligned, sized exactly, bounded by a limit, and used again.
+//! Slabs of memory: page-aligned, made of the size that is asked for, bounded by a limit, and used again.
 //!
 //! A pool knows how much memory it has given out and kept. Where memory comes from is a [`Memory`]'s affair; who may
 //! touch a slab when is settled by tickets.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -101,11 +102,15 @@ struct Account {
     vacant: VecDeque<Vacant>,
 }
 
+/// Slow memory is used again for what it is larger than by at most one part in so many: the sizes of a loop whose shapes change
+/// seldom come back exactly.
+const SLACK: usize = 8;
+
 /// Slabs out of one kind of memory. Held and kept together never exceed the limit.
 pub(super) struct Pool {
     memory: Box<dyn Memory>,
     limit_bytes: usize,
-    keeps_to_the_limit: bool,
+    is_slow: bool,
     account: Mutex<Account>,
 }
 
@@ -115,14 +120,14 @@ impl Pool {
         Self::make(memory, limit_bytes, false)
     }
 
-    /// A pool that keeps all that its limit allows, for memory that is slow to get.
-    pub(super) fn keeping_to_the_limit(memory: Box<dyn Memory>, limit_bytes: u64) -> Arc<Self> {
+    /// A pool for memory that is slow to get: it keeps all that its limit allows, and uses it again for what is a little smaller.
+    pub(super) fn of_slow(memory: Box<dyn Memory>, limit_bytes: u64) -> Arc<Self> {
         Self::make(memory, limit_bytes, true)
     }
 
-    fn make(memory: Box<dyn Memory>, limit_bytes: u64, keeps_to_the_limit: bool) -> Arc<Self> {
+    fn make(memory: Box<dyn Memory>, limit_bytes: u64, is_slow: bool) -> Arc<Self> {
         let limit_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
-        Arc::new(Pool { memory, limit_bytes, keeps_to_the_limit, account: Mutex::default() })
+        Arc::new(Pool { memory, limit_bytes, is_slow, account: Mutex::default() })
     }
 
     fn account(&self) -> MutexGuard<'_, Account> {
@@ -132,8 +137,9 @@ impl Pool {
     /// A slab of `bytes`, with the uses of its memory that may still be under way.
     pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<MemorySlab, CopyError> {
         let wanted = whole_pages(bytes);
+        let enough = if self.is_slow { wanted + wanted / SLACK } else { wanted };
         let mut account = self.account();
-        let Vacant { start, bytes, last_uses } = match account.take_vacant(wanted) {
+        let Vacant { start, bytes, last_uses } = match account.take_vacant(wanted..=enough) {
             Some(vacant) => vacant,
             None => {
                 Vacant { start: self.allocate(&mut account, wanted)?, bytes: wanted, last_uses: LastUses::default() }
@@ -171,7 +177,7 @@ impl Pool {
         account.kept_bytes += vacant.bytes;
         account.vacant.push_back(vacant);
         let room = self.limit_bytes - account.held_bytes;
-        let most = if self.keeps_to_the_limit { room } else { room.min(account.high_water_bytes) };
+        let most = if self.is_slow { room } else { room.min(account.high_water_bytes) };
         self.keep_at_most(&mut account, most);
     }
 
@@ -188,11 +194,14 @@ impl Pool {
 }
 
 impl Account {
-    /// The memory of that size that was used last.
-    fn take_vacant(&mut self, bytes: usize) -> Option<Vacant> {
-        let index = self.vacant.iter().rposition(|vacant| vacant.bytes == bytes)?;
-        self.kept_bytes -= bytes;
-        self.vacant.remove(index)
+    /// The smallest memory of such a size, and of that what was used last.
+    fn take_vacant(&mut self, sizes: RangeInclusive<usize>) -> Option<Vacant> {
+        let last_first = self.vacant.iter().enumerate().rev();
+        let fitting = last_first.filter(|(_, vacant)| sizes.contains(&vacant.bytes));
+        let (index, _) = fitting.min_by_key(|(_, vacant)| vacant.bytes)?;
+        let vacant = self.vacant.remove(index)?;
+        self.kept_bytes -= vacant.bytes;
+        Some(vacant)
     }
 }
 
@@ -251,10 +260,18 @@ mod tests {
         }
     }
 
-    fn pool(limit_pages: usize, system_pages: usize) -> (Arc<Pool>, Arc<AtomicUsize>) {
+    fn made(
+        make: fn(Box<dyn Memory>, u64) -> Arc<Pool>,
+        limit_pages: usize,
+        system_pages: usize,
+    ) -> (Arc<Pool>, Arc<AtomicUsize>) {
         let out_bytes = Arc::new(AtomicUsize::new(0));
         let memory = Counted { out_bytes: Arc::clone(&out_bytes), system_bytes: system_pages * PAGE_BYTES };
-        (Pool::new(Box::new(memory), (limit_pages * PAGE_BYTES) as u64), out_bytes)
+        (make(Box::new(memory), (limit_pages * PAGE_BYTES) as u64), out_bytes)
+    }
+
+    fn pool(limit_pages: usize, system_pages: usize) -> (Arc<Pool>, Arc<AtomicUsize>) {
+        made(Pool::new, limit_pages, system_pages)
     }
 
     fn pages(out_bytes: &AtomicUsize) -> usize {
@@ -298,6 +315,19 @@ mod tests {
             drop(pool.take(size * PAGE_BYTES).unwrap());
             assert!(pages(&out) <= size, "{} pages are kept though no more than {size} were held", pages(&out));
         }
+    }
+
+    #[test]
+    fn slow_memory_is_used_again_for_what_is_a_little_smaller() {
+        let (pool, out) = made(Pool::of_slow, 100, 100);
+        drop((pool.take(16 * PAGE_BYTES).unwrap(), pool.take(17 * PAGE_BYTES).unwrap()));
+        let (first, second) = (pool.take(15 * PAGE_BYTES).unwrap(), pool.take(16 * PAGE_BYTES).unwrap());
+        assert_eq!((first.bytes, second.bytes), (16 * PAGE_BYTES, 17 * PAGE_BYTES), "the smallest first");
+        assert_eq!((pages(&out), pool.usage().held_bytes), (33, 33 * PAGE_BYTES as u64));
+        drop((first, second));
+        let smaller = pool.take(14 * PAGE_BYTES).unwrap();
+        assert_eq!((smaller.bytes, pages(&out)), (14 * PAGE_BYTES, 47), "an eighth of it is less than two pages");
+        drop(smaller);
     }
 
     #[test]

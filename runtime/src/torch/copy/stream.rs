@@ -178,7 +178,7 @@ impl StreamEngine {
             host_waits: AtomicU64::new(0),
             allocations: AtomicU64::new(0),
         });
-        let slabs = Pool::keeping_to_the_limit(Box::new(PageLocked(Arc::clone(&driver))), limit_bytes);
+        let slabs = Pool::of_slow(Box::new(PageLocked(Arc::clone(&driver))), limit_bytes);
         Ok(StreamEngine { driver, out, back, slabs, timing: None })
     }
 
