@@ -61,7 +61,12 @@ impl StandIn {
 
     /// What puts a late device before a program; what it draws is drawn from `seed`.
     pub fn late(&self, seed: u64) -> Vec<(&'static str, OsString)> {
-        self.environment("late", [("STAND_IN_SEED", seed.to_string())])
+        // By two threads MKL's products give other bits from the same inputs now and then, where cores are short.
+        let alone = || "1".to_owned();
+        self.environment(
+            "late",
+            [("STAND_IN_SEED", seed.to_string()), ("OMP_NUM_THREADS", alone()), ("MKL_NUM_THREADS", alone())],
+        )
     }
 
     /// What puts a paced device before a program, Python or not: one of so much memory, and of the pace of `machine`, a file
