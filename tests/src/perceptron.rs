@@ -62,9 +62,12 @@ impl Perceptron {
         unsafe { Tensor::from_blob(data, &sizes, &strides, Kind::Float, Device::Cpu) }
     }
 
-    /// Runs one iteration. Where it fails the loss is NaN.
+    /// Runs one iteration. Where it fails the loss is NaN, and the output says why.
     pub fn iterate(&mut self, course: Course) -> f64 {
-        self.try_iterate(course).unwrap_or(f64::NAN)
+        self.try_iterate(course).unwrap_or_else(|error| {
+            eprintln!("{error}");
+            f64::NAN
+        })
     }
 
     /// Runs one iteration.

@@ -77,10 +77,14 @@ impl Residency {
 
     /// Evicts until `wanted_bytes` more fit under the line.
     pub(crate) fn relieve(&mut self, wanted_bytes: u64) -> Result<(), Fault> {
-        while !self.has_room(wanted_bytes) {
+        loop {
+            // Read once: other threads allocate and free meanwhile.
             let needed = shim::live_bytes().saturating_add(wanted_bytes);
             let deficit_bytes = needed.saturating_sub(self.reactive.line_bytes);
-            if !self.absorb_pressed()? && !self.evict_some(deficit_bytes)? {
+            if deficit_bytes == 0 {
+                return Ok(());
+            }
+            if !self.evict_some(deficit_bytes)? && !self.has_room(wanted_bytes) {
                 if !self.exempt {
                     return Err(self.no_room(wanted_bytes, needed));
                 }
@@ -89,18 +93,13 @@ impl Residency {
                 shim::set_line(needed);
             }
         }
-        Ok(())
     }
 
     /// Gives back so many bytes, or as many as there are, because the device refuses what the line has room for: its memory is in
     /// pieces, or somebody else's. Whether there were any.
     pub(crate) fn relieve_device(&mut self, bytes: u64) -> Result<bool, Fault> {
         let before = shim::live_bytes();
-        while shim::live_bytes().saturating_add(bytes) > before {
-            if !self.absorb_pressed()? && !self.evict_some(bytes)? {
-                break;
-            }
-        }
+        while shim::live_bytes().saturating_add(bytes) > before && self.evict_some(bytes)? {}
         Ok(shim::live_bytes() < before)
     }
 
@@ -123,6 +122,9 @@ impl Residency {
 
     /// Gives some bytes back: what costs nothing first. Whether there was anything to give.
     fn evict_some(&mut self, deficit_bytes: u64) -> Result<bool, Fault> {
+        if self.absorb_pressed()? {
+            return Ok(true);
+        }
         let under_way: u64 = self.offloading.iter().filter_map(|&entry| self.get(entry)).map(|live| live.bytes).sum();
         if under_way >= deficit_bytes {
             return self.finish_oldest_offload();
