@@ -1,6 +1,6 @@
-// What libtorch does in one kernel on a GPU alone: attention, and cuDNN's convolution and batch-norm. What such a kernel keeps for its
-// backward pass is kept here, too, and looked at there. Of cuDNN's recurrent layers nothing is here: libtorch asks cuDNN
-// itself how they lie, before it calls an operator.
+// What libtorch does in one kernel on a GPU alone: attention, and cuDNN's convolution and batch-norm. What such a kernel
+// keeps for its backward pass is kept here, too, and looked at there. Of cuDNN's recurrent layers nothing is here: libtorch
+// asks cuDNN itself how they lie, before it calls an operator.
 #include "processor.h"
 
 #include <cmath>
@@ -67,14 +67,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_attention_backward(
   return {twins.back(to_query), twins.back(to_key), twins.back(to_value), Tensor()};
 }
 
+// Attention of halves, which accumulates in floats.
+Attention widened(Twins& twins, const Tensor& query, const Tensor& key, const Tensor& value, const Maybe& bias, double dropout,
+                  bool causal, std::optional<double> scale, Place place) {
+  auto wide = [&](const Tensor& tensor) { return twins.of(tensor).to(at::kFloat); };
+  return {wide(query), wide(key), wide(value), twins.of(bias), dropout, causal, scale, place};
+}
+
+std::tuple<Tensor, Tensor, Tensor> widened_backward(Twins& twins, const Attention& attention, const Tensor& gradient,
+                                                    const Tensor& log_sum) {
+  auto [to_query, to_key, to_value] = attention.backward(twins.of(gradient).to(at::kFloat), log_sum);
+  auto kind = gradient.scalar_type();
+  return {twins.back(to_query.to(kind)), twins.back(to_key.to(kind)), twins.back(to_value.to(kind))};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> flash_attention(
     const Tensor& query, const Tensor& key, const Tensor& value, double dropout, bool causal, bool,
     std::optional<double> scale) {
   finish_current_stream();
   Twins twins;
   Place place = Place::draw();
-  auto wide = [&](const Tensor& tensor) { return twins.of(tensor).to(at::kFloat); };
-  Attention attention(wide(query), wide(key), wide(value), {}, dropout, causal, scale, place);
+  Attention attention = widened(twins, query, key, value, {}, dropout, causal, scale, place);
   Tensor state = at::stack({number(place.seed), number(place.offset)}).view(at::kUInt64);
   auto kind = query.scalar_type();
   return {twins.back(attention.output().to(kind)), twins.back(attention.log_sum), Tensor(), Tensor(), query.sym_size(2),
@@ -88,13 +101,10 @@ std::tuple<Tensor, Tensor, Tensor> flash_attention_backward(const Tensor& gradie
                                                             std::optional<double> scale) {
   finish_current_stream();
   Twins twins;
-  auto wide = [&](const Tensor& tensor) { return twins.of(tensor).to(at::kFloat); };
-  Tensor place = twins.of(state).view(at::kLong);
-  Attention attention(wide(query), wide(key), wide(value), {}, dropout, causal, scale,
-                      {number_in(place[0]), number_in(place[1])});
-  auto [to_query, to_key, to_value] = attention.backward(wide(gradient), twins.of(log_sum));
-  auto kind = query.scalar_type();
-  return {twins.back(to_query.to(kind)), twins.back(to_key.to(kind)), twins.back(to_value.to(kind))};
+  Tensor drawn = twins.of(state).view(at::kLong);
+  Place place{number_in(drawn[0]), number_in(drawn[1])};
+  Attention attention = widened(twins, query, key, value, {}, dropout, causal, scale, place);
+  return widened_backward(twins, attention, gradient, twins.of(log_sum));
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> cudnn_attention(
@@ -104,10 +114,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
   finish_current_stream();
   Twins twins;
   Place place = Place::draw();
-  auto wide = [&](const Tensor& tensor) { return twins.of(tensor).to(at::kFloat); };
-  Attention attention(wide(query), wide(key), wide(value), twins.of(bias), dropout, causal, scale, place);
-  return {twins.back(attention.output().to(query.scalar_type())), twins.back(attention.log_sum.unsqueeze(-1)), Tensor(), Tensor(),
-          query.sym_size(2), key.sym_size(2), twins.back(number(place.seed)), twins.back(number(place.offset)), Tensor()};
+  Attention attention = widened(twins, query, key, value, bias, dropout, causal, scale, place);
+  Tensor output = twins.back(attention.output().to(query.scalar_type()));
+  return {output, twins.back(attention.log_sum.unsqueeze(-1)), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
+          twins.back(number(place.seed)), twins.back(number(place.offset)), Tensor()};
 }
 
 std::tuple<Tensor, Tensor, Tensor> cudnn_attention_backward(const Tensor& gradient, const Tensor& query, const Tensor& key,
@@ -117,12 +127,9 @@ std::tuple<Tensor, Tensor, Tensor> cudnn_attention_backward(const Tensor& gradie
                                                             double dropout, bool causal, std::optional<double> scale) {
   finish_current_stream();
   Twins twins;
-  auto wide = [&](const Tensor& tensor) { return twins.of(tensor).to(at::kFloat); };
   Place place{number_in(twins.of(seed)), number_in(twins.of(offset))};
-  Attention attention(wide(query), wide(key), wide(value), twins.of(Maybe(bias)), dropout, causal, scale, place);
-  auto [to_query, to_key, to_value] = attention.backward(wide(gradient), twins.of(log_sum).squeeze(-1));
-  auto kind = query.scalar_type();
-  return {twins.back(to_query.to(kind)), twins.back(to_key.to(kind)), twins.back(to_value.to(kind))};
+  Attention attention = widened(twins, query, key, value, bias, dropout, causal, scale, place);
+  return widened_backward(twins, attention, gradient, twins.of(log_sum).squeeze(-1));
 }
 
 // A convolution wants a workspace. Where there is none libtorch has cuDNN do it in another way, which gives other bits.

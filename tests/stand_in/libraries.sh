@@ -22,7 +22,8 @@ library() {
     {
         printf '%s\n' '#include <stdio.h>' '#include <stdlib.h>' \
             '#define WANTED(name) void name(void) { fputs("the stand-in device: " #name " was called\n", stderr); abort(); }'
-        # The one question that is asked of a library that nobody calls. The answer chooses attention's kernels: it is 2.11's own cuDNN.
+        # The one question that is asked of a library that nobody calls. The answer, that of 2.11's own cuDNN, chooses
+        # attention's kernels.
         [ "$name" != libcudnn.so.9 ] || echo 'size_t cudnnGetVersion(void) { return 91900; }'
         grep -E "$pattern" "$wanted" | sed 's/@.*//' | grep -v '^cudnnGetVersion$' | sort -u |
             comm -23 - "$out/there" | sed 's/.*/WANTED(&)/'

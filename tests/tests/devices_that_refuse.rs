@@ -1,7 +1,7 @@
 //! What a CUDA device refuses is no other bits and no lost loop: one that is not there, see `tests/stand_in/`.
 
 use plimsoll_env::device::{DeviceName, cuda_devices};
-use plimsoll_env::engines::Engines;
+use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::torch::{Budget, Runtime, Session};
 use plimsoll_tests::fast_link;
@@ -10,7 +10,6 @@ use tch::{Device, Kind, TchError, Tensor};
 
 const FOLDER: &str = env!("CARGO_TARGET_TMPDIR");
 const ITERATIONS: usize = 6;
-const PAGE_LOCKED_LIMIT_BYTES: u64 = 1 << 30;
 
 /// Trains on the same input, by steps against the gradient.
 struct Loop<F> {
@@ -68,10 +67,10 @@ fn trains<F: Fn(&[Tensor]) -> Result<Tensor, TchError>>(
     untouched: &Untouched,
 ) -> Result<(), String> {
     for _ in 0..ITERATIONS {
-        let _iteration = runtime.try_iteration().map_err(|error| error.to_string())?;
+        let iteration = runtime.try_iteration().map_err(|error| error.to_string())?;
         let iterated = training.iterate().map_err(|error| error.to_string().lines().next().unwrap_or("").to_owned());
         if let Err(why) = iterated {
-            drop(_iteration);
+            drop(iteration);
             assert!(training.state().iter().all(|&state| f64::from_bits(state).is_finite()), "{why}");
             return Err(why);
         }

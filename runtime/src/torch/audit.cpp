@@ -135,8 +135,11 @@ uint64_t digest_of(const c10::StorageImpl& storage) {
 Audit::Audit(const OperatorFacts& facts, c10::ArrayRef<c10::StorageImpl*> storages,
              c10::ArrayRef<PlimsollAccess> accesses)
     : facts_(facts), generator_(generator_digest()) {
-  for (size_t index = 0; index < storages.size(); ++index)
-    inputs_.push_back({Storage::reclaim_copy(storages[index]), accesses[index].mode, digest_of(*storages[index])});
+  for (size_t index = 0; index < storages.size(); ++index) {
+    uint32_t mode = accesses[index].mode;
+    uint64_t held = mode == PLIMSOLL_OVERWRITE ? 0 : digest_of(*storages[index]);
+    inputs_.push_back({Storage::reclaim_copy(storages[index]), mode, held});
+  }
 }
 
 void Audit::end(c10::ArrayRef<c10::StorageImpl*> created) const {

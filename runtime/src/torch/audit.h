@@ -30,7 +30,7 @@ class Audit {
   struct Input {
     Storage storage;
     uint32_t mode;  // PlimsollMode
-    uint64_t digest;
+    uint64_t digest;  // of what it held, unless that is overwritten
   };
 
   void look_for_effects() const;
