@@ -24,9 +24,6 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// Evictions that a refusal of the device itself is answered with before it is final.
-constexpr int kRetries = 16;
-
 struct Block {
   uint64_t bytes;
   uint32_t owner;
@@ -190,16 +187,16 @@ class AskingAllocator final : public caching::CUDAAllocator {
 
  private:
   // Room under the line first. Where the device itself refuses, for its memory is in pieces or somebody else's, more is
-  // evicted than the line asks for, as long as that helps.
+  // evicted than the line asks for, twice as much each time, until nothing is left.
   template <class Allocate>
   auto asked(size_t bytes, Allocate allocate) -> decltype(allocate()) {
     try {
       ask_for_room(bytes);
-      for (int tries = 0;; ++tries) {
+      for (uint64_t more = bytes;; more = std::max(more, 2 * more)) {
         try {
           return allocate();
         } catch (const c10::OutOfMemoryError&) {
-          if (tries == kRetries || !evict_more(bytes)) throw;
+          if (!evict_more(more)) throw;
         }
       }
     } catch (const c10::OutOfMemoryError&) {

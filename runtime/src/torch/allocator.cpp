@@ -36,6 +36,7 @@ std::atomic<int64_t> operator_bytes{0}, operator_peak{0};
 thread_local int uncounted_depth = 0, ours_depth = 0;
 void (*report_free)(uint32_t) = nullptr;
 int32_t (*make_room)(uint64_t) = nullptr;
+int32_t (*give_back)(uint64_t) = nullptr;
 
 template <class Number>
 void raise_to(std::atomic<Number>& mark, Number bytes) {
@@ -180,7 +181,10 @@ void reset_operator_peak() {
 }
 
 void set_line(uint64_t bytes) { line.store(bytes, std::memory_order_relaxed); }
-void on_pressure(int32_t (*handler)(uint64_t)) { make_room = handler; }
+void on_pressure(int32_t (*under_line)(uint64_t), int32_t (*on_device)(uint64_t)) {
+  make_room = under_line;
+  give_back = on_device;
+}
 
 void ask_for_room(uint64_t bytes) {
   while (bytes && live_bytes() + bytes > line.load(std::memory_order_relaxed)) evict_or_throw(bytes);
@@ -188,9 +192,9 @@ void ask_for_room(uint64_t bytes) {
 
 bool evict_more(uint64_t bytes) {
   if (!is_under_line()) return false;
-  uint64_t room = line.load(std::memory_order_relaxed), now = live_bytes();
-  // So much more as fits under the line, and what is wanted beyond it.
-  return make_room(room - std::min(room, now) + bytes) == 0 && live_bytes() < now;
+  int32_t given = give_back(bytes);
+  TORCH_CHECK_WITH(OutOfMemoryError, given >= 0, refusal());
+  return given;
 }
 
 bool is_under_line() { return !ours_depth && make_room && line.load(std::memory_order_relaxed) != UINT64_MAX; }

@@ -38,15 +38,15 @@ void reset_operator_peak();
 
 // Bytes that no allocation may exceed; UINT64_MAX for none.
 void set_line(uint64_t bytes);
-// Called, with no lock held and on any thread, where an allocation of so many bytes would exceed the line. Answers 0
-// where it made room, else the allocation fails with the message of refusal().
-void on_pressure(int32_t (*make_room)(uint64_t bytes));
+// Called, with no lock held and on any thread: `make_room` where an allocation of so many bytes would exceed the line,
+// `give_back` where the device refuses one that would not. See `pressure` and `refused` in shim.h.
+void on_pressure(int32_t (*make_room)(uint64_t bytes), int32_t (*give_back)(uint64_t bytes));
 
 // For the allocator of another device, which tells what it did after the fact.
 //
 // Before an allocation: evicts until it fits under the line, or throws.
 void ask_for_room(uint64_t bytes);
-// After the device has refused one that fits: evicts as many bytes on top. Whether any were.
+// After the device has refused one that fits: evicts so many bytes, or all there are. Whether there were any.
 bool evict_more(uint64_t bytes);
 // Whether there is a line, and this thread allocates for the program.
 bool is_under_line();

@@ -627,6 +627,16 @@ impl Shared {
         driver.finish(ended)
     }
 
+    /// Evicts in the middle of an operator: exact accounting ends there.
+    fn evict<T>(&self, evict: impl FnOnce(&mut Residency) -> Result<T, Fault>) -> Result<T, String> {
+        let started = Instant::now();
+        let mut driver = self.lock();
+        driver.exact = false;
+        let evicted = evict(&mut driver.residency);
+        driver.lost_ns += started.elapsed().as_nanos() as u64;
+        evicted.map_err(|fault| fault.to_string())
+    }
+
     /// Makes everything resident. Where bytes run out meanwhile, dropped storages come back first, at the expense of
     /// others that are swapped; those come back at nobody's expense.
     pub(crate) fn restore_all<'a>(
@@ -739,11 +749,10 @@ impl Observer for Shared {
     }
 
     fn pressed(&self, bytes: u64) -> Result<(), String> {
-        let started = Instant::now();
-        let mut driver = self.lock();
-        driver.exact = false;
-        let relieved = driver.residency.relieve(bytes);
-        driver.lost_ns += started.elapsed().as_nanos() as u64;
-        relieved.map_err(|fault| fault.to_string())
+        self.evict(|residency| residency.relieve(bytes))
+    }
+
+    fn refused(&self, bytes: u64) -> Result<bool, String> {
+        self.evict(|residency| residency.relieve_device(bytes))
     }
 }

@@ -99,8 +99,12 @@ impl Residency {
     /// pieces, or somebody else's. Whether there were any.
     pub(crate) fn relieve_device(&mut self, bytes: u64) -> Result<bool, Fault> {
         let before = shim::live_bytes();
-        while shim::live_bytes().saturating_add(bytes) > before && self.evict_some(bytes)? {}
-        Ok(shim::live_bytes() < before)
+        while shim::live_bytes().saturating_add(bytes) > before {
+            if !self.evict_some(bytes)? {
+                return Ok(shim::live_bytes() < before);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether storages that have died since gave bytes back.

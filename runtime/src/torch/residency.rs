@@ -19,8 +19,6 @@ use crate::trace::Phase;
 
 /// Reads of the slow tier that may fail one after another before the storage is given up for now.
 const FETCH_ATTEMPTS: usize = 3;
-/// Refusals of the device itself, after each of which more is evicted, until the loop is told that there is no room.
-const DEVICE_REFUSALS_MAX: usize = 16;
 // How an operator uses a storage: see shim.h.
 const PLIMSOLL_READ: u32 = 0;
 const PLIMSOLL_WRITE: u32 = 1;
@@ -867,16 +865,16 @@ impl Residency {
 
     fn fetch_now(&mut self, entry: Entry) -> Result<(), Fault> {
         let bytes = self.live(entry)?.bytes;
-        let mut refused = 0;
+        let mut more = bytes;
         loop {
             self.relieve(bytes)?;
             match self.prefetch(&[entry]) {
                 // Another thread took the room that was just made, or the device refuses what the line has room for.
                 Err(Fault::NoRoom(message)) if self.has_room(bytes) => {
-                    refused += 1;
-                    if refused > DEVICE_REFUSALS_MAX || !self.relieve_device(bytes)? {
+                    if !self.relieve_device(more)? {
                         return Err(Fault::NoRoom(message));
                     }
+                    more = more.saturating_mul(2);
                 }
                 Err(Fault::NoRoom(_)) => {}
                 started => break started?,

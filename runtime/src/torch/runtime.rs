@@ -454,6 +454,10 @@ impl Observer for Detector {
     fn pressed(&self, bytes: u64) -> Result<(), String> {
         self.shared.pressed(bytes)
     }
+
+    fn refused(&self, bytes: u64) -> Result<bool, String> {
+        self.shared.refused(bytes)
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -58,6 +58,11 @@ pub(crate) trait Observer: Send + Sync {
     fn pressed(&self, bytes: u64) -> Result<(), String> {
         Err(format!("{bytes} bytes more exceed the budget"))
     }
+    /// An allocation fits under the line, and the device has no memory for it: gives so many bytes back, or all there are.
+    /// Whether there were any.
+    fn refused(&self, _bytes: u64) -> Result<bool, String> {
+        Ok(false)
+    }
 }
 
 thread_local! {
@@ -68,8 +73,14 @@ thread_local! {
 /// The observer of the iteration under way.
 static ACTIVE: Mutex<Option<Arc<dyn Observer>>> = Mutex::new(None);
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-static CALLBACKS: Callbacks =
-    Callbacks { name: on_name, before: on_before, after: on_after, failed: on_failed, pressure: on_pressure };
+static CALLBACKS: Callbacks = Callbacks {
+    name: on_name,
+    before: on_before,
+    after: on_after,
+    failed: on_failed,
+    pressure: on_pressure,
+    refused: on_refused,
+};
 
 /// A process's connection to libtorch's dispatcher and to the allocator of one device.
 ///
@@ -261,6 +272,17 @@ extern "C" fn on_pressure(bytes: u64) -> i32 {
             -1
         }
         // The iteration has just ended, and its line with it: the allocation fits now.
+        None => 0,
+    }
+}
+
+extern "C" fn on_refused(bytes: u64) -> i32 {
+    match with_observer(|observer| observer.refused(bytes)) {
+        Some(Ok(given)) => i32::from(given),
+        Some(Err(message)) => {
+            shim::refuse(&message);
+            -1
+        }
         None => 0,
     }
 }

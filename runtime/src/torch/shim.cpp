@@ -67,7 +67,7 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
     } else {
       install_accelerator(cuda_index);
     }
-    on_pressure(callbacks->pressure);
+    on_pressure(callbacks->pressure, callbacks->refused);
     install_interceptor(*callbacks);
   });
 }

@@ -55,13 +55,16 @@ typedef struct {
 // negative number to refuse the operator with the message of plimsoll_refuse(), else the sum of what it asks for:
 // 1 for a recipe, 2 to watch what the operator makes from nothing, until it is used, for bytes filled in past the
 // dispatcher, 4 for times. `pressure` is called on any thread where an allocation would exceed the line; it returns 0
-// where it made room for so many bytes, else a negative number with the message of plimsoll_refuse().
+// where it made room for so many bytes, else a negative number with the message of plimsoll_refuse(). `refused` is called
+// where an allocation fits under the line and the device has no memory for it; it returns 1 where it gave bytes back, so
+// many or all there were, 0 where there were none, else a negative number likewise.
 typedef struct {
   void (*name)(uint32_t name, const char* text);
   int32_t (*before)(const PlimsollOperator*);
   void (*after)(const PlimsollOperator*);
   void (*failed)(const PlimsollOperator*);
   int32_t (*pressure)(uint64_t bytes);
+  int32_t (*refused)(uint64_t bytes);
 } PlimsollCallbacks;
 
 // Registers the allocator and the interceptor, once per process: on the CPU, or, where `cuda_index` is not negative, on

@@ -171,6 +171,7 @@ pub(crate) struct Callbacks {
     pub(crate) after: extern "C" fn(*const RawOperator),
     pub(crate) failed: extern "C" fn(*const RawOperator),
     pub(crate) pressure: extern "C" fn(u64) -> i32,
+    pub(crate) refused: extern "C" fn(u64) -> i32,
 }
 
 unsafe extern "C" {
