@@ -627,7 +627,7 @@ impl Shared {
         driver.finish(ended)
     }
 
-    /// Evicts in the middle of an operator: exact accounting ends there.
+    /// Evicts in the middle of an operator, as nobody has planned.
     fn evict<T>(&self, evict: impl FnOnce(&mut Residency) -> Result<T, Fault>) -> Result<T, String> {
         let started = Instant::now();
         let mut driver = self.lock();

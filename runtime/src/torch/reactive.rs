@@ -95,8 +95,8 @@ impl Residency {
         }
     }
 
-    /// Gives back so many bytes, or as many as there are, because the device refuses what the line has room for: its memory is in
-    /// pieces, or somebody else's. Whether there were any.
+    /// Gives back so many bytes, or as many as there are, because the device refuses what the line has room for: its memory
+    /// is in pieces, or somebody else's. Whether there were any.
     pub(crate) fn relieve_device(&mut self, bytes: u64) -> Result<bool, Fault> {
         let before = shim::live_bytes();
         while shim::live_bytes().saturating_add(bytes) > before {

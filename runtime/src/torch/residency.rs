@@ -847,8 +847,7 @@ impl Residency {
 
     /// Brings a storage back past the workers that have failed to: whether that worked.
     fn rescue(&mut self, entry: Entry) -> Result<bool, Fault> {
-        self.relieve(self.live(entry)?.bytes)?;
-        let to = shim::allocate(entry)?;
+        let to = self.with_room(self.live(entry)?.bytes, |_| Ok(shim::allocate(entry)?))?;
         let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
         let copy = copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?;
         // SAFETY: the entry has just allocated as many bytes, and nobody else knows them.
@@ -864,11 +863,20 @@ impl Residency {
     }
 
     fn fetch_now(&mut self, entry: Entry) -> Result<(), Fault> {
-        let bytes = self.live(entry)?.bytes;
+        self.with_room(self.live(entry)?.bytes, |residency| residency.prefetch(&[entry]))?;
+        self.finish_prefetch(entry)
+    }
+
+    /// Makes room for so many bytes until `allocate` gets them, or nothing is left to evict.
+    fn with_room<T>(
+        &mut self,
+        bytes: u64,
+        mut allocate: impl FnMut(&mut Self) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         let mut more = bytes;
         loop {
             self.relieve(bytes)?;
-            match self.prefetch(&[entry]) {
+            match allocate(self) {
                 // Another thread took the room that was just made, or the device refuses what the line has room for.
                 Err(Fault::NoRoom(message)) if self.has_room(bytes) => {
                     if !self.relieve_device(more)? {
@@ -877,10 +885,9 @@ impl Residency {
                     more = more.saturating_mul(2);
                 }
                 Err(Fault::NoRoom(_)) => {}
-                started => break started?,
+                allocated => return allocated,
             }
         }
-        self.finish_prefetch(entry)
     }
 
     /// The next rerun on the way to what `rebuild` makes; none once it is there.

@@ -231,6 +231,14 @@ fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
     }
 }
 
+/// What the shim is told: the observer's answer, 0 where there is none, or -1 and why it refuses.
+fn answer(observed: Option<Result<i32, String>>) -> i32 {
+    observed.unwrap_or(Ok(0)).unwrap_or_else(|message| {
+        shim::refuse(&message);
+        -1
+    })
+}
+
 extern "C" fn on_name(name: u32, text: *const c_char) {
     // SAFETY: the shim gives a nul-terminated string.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
@@ -242,14 +250,8 @@ extern "C" fn on_name(name: u32, text: *const c_char) {
 extern "C" fn on_before(operator: *const RawOperator) -> i32 {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
-    match with_observer(|observer| observer.before(operator)) {
-        None => 0,
-        Some(Ok(Wish { recipe, watch, times })) => i32::from(recipe) + 2 * i32::from(watch) + 4 * i32::from(times),
-        Some(Err(message)) => {
-            shim::refuse(&message);
-            -1
-        }
-    }
+    let sum = |Wish { recipe, watch, times }| i32::from(recipe) + 2 * i32::from(watch) + 4 * i32::from(times);
+    answer(with_observer(|observer| observer.before(operator).map(sum)))
 }
 
 extern "C" fn on_after(operator: *const RawOperator) {
@@ -265,26 +267,12 @@ extern "C" fn on_failed(operator: *const RawOperator) {
 }
 
 extern "C" fn on_pressure(bytes: u64) -> i32 {
-    match with_observer(|observer| observer.pressed(bytes)) {
-        Some(Ok(())) => 0,
-        Some(Err(message)) => {
-            shim::refuse(&message);
-            -1
-        }
-        // The iteration has just ended, and its line with it: the allocation fits now.
-        None => 0,
-    }
+    // Where nobody observes, the iteration has just ended, and its line with it: the allocation fits now.
+    answer(with_observer(|observer| observer.pressed(bytes).map(|()| 0)))
 }
 
 extern "C" fn on_refused(bytes: u64) -> i32 {
-    match with_observer(|observer| observer.refused(bytes)) {
-        Some(Ok(given)) => i32::from(given),
-        Some(Err(message)) => {
-            shim::refuse(&message);
-            -1
-        }
-        None => 0,
-    }
+    answer(with_observer(|observer| observer.refused(bytes).map(i32::from)))
 }
 
 #[cfg(test)]

@@ -102,8 +102,8 @@ struct Account {
     vacant: VecDeque<Vacant>,
 }
 
-/// Slow memory is used again for what is smaller than it by at most one part in so many: where shapes change, sizes seldom come back
-/// exactly.
+/// Slow memory is used again for what is smaller than it by at most one part in so many: where shapes change, sizes seldom
+/// come back exactly.
 const SLACK: usize = 8;
 
 /// Slabs out of one kind of memory. Held and kept together never exceed the limit.
