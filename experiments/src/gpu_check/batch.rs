@@ -1,5 +1,6 @@
 //! The largest batch that trains within the same memory: left alone, and under a budget.
 
+use anyhow::ensure;
 use plimsoll_runtime::Link;
 use serde::Serialize;
 
@@ -50,8 +51,9 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     bed.limit_memory(limit_bytes)?;
     let budget = (BUDGET_SHARE * limit_bytes as f64) as u64;
     let mut largest = Largest { limit_bytes, plain: 0, under_a_budget: 0, ratio: None, cut_short: true };
+    let mut all_tried = true;
     for (how, budget) in [("plain", None), ("under a budget", Some((budget, link)))] {
-        largest_batch(own, |batch| {
+        all_tried &= search(own, |batch| {
             if request.deadline.is_over() {
                 return Ok(None);
             }
@@ -68,7 +70,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
             Ok(Some(samples_per_s.is_some()))
         })?;
     }
-    largest.cut_short = request.deadline.is_over();
+    largest.cut_short = !all_tried;
     findings.set("largest", largest)
 }
 
@@ -86,10 +88,13 @@ fn attempt(bed: &Bed<'_>, batch: i64, budget: Option<(u64, Link)>) -> anyhow::Re
     bed.on.session.empty_device_cache()?;
     let Some((bytes, link)) = budget else { return train(bed, batch, |iteration| iteration()) };
     let mut runtime = bed.runtime(bytes, link)?;
-    train(bed, batch, |iteration| {
+    let samples_per_s = train(bed, batch, |iteration| {
         let _iteration = runtime.iteration();
         iteration()
-    })
+    })?;
+    let peak_bytes = runtime.report().peak_bytes;
+    ensure!(peak_bytes <= bytes, "a peak of {peak_bytes} bytes under a budget of {bytes}");
+    Ok(samples_per_s)
 }
 
 /// Trains the loop with that batch, each iteration through `around`. Samples per second of the last one.
@@ -106,15 +111,16 @@ fn train(
     Ok(batch as f64 / last_s)
 }
 
-/// The largest batch that is known to train, from `own` on: doubled until one does not, then halved in between. Zero where none
-/// does. Ends early where `trains` does not say.
-fn largest_batch(own: i64, mut trains: impl FnMut(i64) -> anyhow::Result<Option<bool>>) -> anyhow::Result<i64> {
+/// Tries batches on the way to the largest that trains, from `own` on: doubled until one does not, then halved in between.
+/// Whether the largest is among them: not where `trains` does not say, which ends the search.
+fn search(own: i64, mut trains: impl FnMut(i64) -> anyhow::Result<Option<bool>>) -> anyhow::Result<bool> {
     let (mut most, mut too_many) = (0, own);
-    while too_many <= TIMES_MAX * own {
+    loop {
         match trains(too_many)? {
+            Some(true) if 2 * too_many > TIMES_MAX * own => return Ok(true),
             Some(true) => (most, too_many) = (too_many, 2 * too_many),
             Some(false) => break,
-            None => return Ok(most),
+            None => return Ok(false),
         }
     }
     let grain = (own / GRAIN).max(1);
@@ -123,34 +129,42 @@ fn largest_batch(own: i64, mut trains: impl FnMut(i64) -> anyhow::Result<Option<
         match trains(between)? {
             Some(true) => most = between,
             Some(false) => too_many = between,
-            None => break,
+            None => return Ok(false),
         }
     }
-    Ok(most)
+    Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The largest batch found where so many fit, how many were tried, and whether all were that it takes. Time ends after
+    /// `tries`.
+    fn found(own: i64, fits: i64, tries: usize) -> (i64, usize, bool) {
+        let (mut most, mut tried) = (0, 0);
+        let all_tried = search(own, |batch| {
+            assert!(batch <= TIMES_MAX * own, "{batch} is tried");
+            if tried == tries {
+                return Ok(None);
+            }
+            tried += 1;
+            let trains = batch <= fits;
+            most = if trains { most.max(batch) } else { most };
+            Ok(Some(trains))
+        });
+        (most, tried, all_tried.unwrap())
+    }
+
     #[test]
     fn the_largest_batch_is_found_to_the_grain() {
         for (own, fits) in [(8, 8), (8, 9), (8, 23), (8, 100), (8, 1000), (4, 3), (1, 5), (16, 0)] {
-            let mut tried = 0;
-            let found = largest_batch(own, |batch| {
-                tried += 1;
-                Ok(Some(batch <= fits))
-            })
-            .unwrap();
+            let (most, tried, all_tried) = found(own, fits, usize::MAX);
             let grain = (own / GRAIN).max(1);
-            assert!(found <= fits && fits.min(TIMES_MAX * own) - found <= grain, "{own}, {fits}: {found}");
-            assert!(tried < 12, "{own}, {fits}: {tried} tried");
+            let there = fits.min(TIMES_MAX * own);
+            assert!(most <= there && there - most <= grain, "{own}, {fits}: {most}");
+            assert!(tried < 12 && all_tried, "{own}, {fits}: {tried} tried");
         }
-        let mut left = 3;
-        let hurried = largest_batch(8, |batch| {
-            left -= 1;
-            Ok((left >= 0).then_some(batch <= 20))
-        });
-        assert_eq!(hurried.unwrap(), 16, "8 and 16 train, 32 does not, and no time is left");
+        assert_eq!(found(8, 20, 3), (16, 3, false), "8 and 16 train, 32 does not, and no time is left");
     }
 }
