@@ -10,7 +10,7 @@ use tch::{Device, Kind, Reduction, TchError, Tensor};
 
 use super::gratings::Gratings;
 use super::layers::{Convolution, Doubling};
-use super::training::{Member, Task, Training};
+use super::training::{Batch, Member, Task, Training};
 use super::{Implausible, require, require_learning_rate, require_sizes};
 
 /// The size of an `autoencoder` workload and how it is trained.
@@ -80,9 +80,14 @@ struct Autoencoder {
 }
 
 impl Task for Autoencoder {
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
-        let (pictures, _) = self.gratings.batch(draw, self.batch, device)?;
-        let pictures = pictures.f_set_requires_grad(true)?;
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
+        let Batch { inputs, .. } = self.gratings.batch(draw, self.batch, device)?;
+        Ok(Batch { targets: inputs.shallow_clone(), inputs })
+    }
+
+    fn loss(&self, Batch { inputs, .. }: Batch) -> Result<Tensor, TchError> {
+        // A tensor of its own, so that no gradient gathers in a batch that is kept. It is the target as well.
+        let pictures = inputs.f_detach()?.f_set_requires_grad(true)?;
         let made = self.model.forward(&pictures)?;
         let error = made.f_mse_loss(&pictures, Reduction::Sum)?;
         let gradients = Tensor::f_run_backward(&[&error], &[&pictures], true, true)?;

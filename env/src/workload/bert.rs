@@ -11,7 +11,7 @@ use tch::{Device, TchError, Tensor};
 
 use super::layers::{LayerNorm, UNJUDGED, apply, cross_entropy};
 use super::text::Text;
-use super::training::{Member, Task, Training};
+use super::training::{Batch, Member, Task, Training};
 use super::transformer::{Block, BlockShape, NormAt, WEIGHTS, iteration_flops, linear};
 use super::{Implausible, require, require_heads, require_learning_rate, require_share, require_sizes};
 
@@ -85,14 +85,17 @@ struct Bert {
 }
 
 impl Task for Bert {
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
         let BertConfig { batch, sequence, .. } = self.config;
-        let alphabet_size = self.text.alphabet_size();
         let mut inputs = self.text.cut(draw, batch as usize, sequence as usize).inputs;
-        let targets = mask(draw, &mut inputs, alphabet_size);
+        let targets = mask(draw, &mut inputs, self.text.alphabet_size());
         let inputs = Tensor::f_from_slice(&inputs)?.f_view([batch, sequence])?.f_to_device(device)?;
-        let targets = Tensor::f_from_slice(&targets)?.f_to_device(device)?;
-        let logits = self.model.forward(&inputs)?.f_view([batch * sequence, alphabet_size])?;
+        Ok(Batch { inputs, targets: Tensor::f_from_slice(&targets)?.f_to_device(device)? })
+    }
+
+    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+        let BertConfig { batch, sequence, .. } = self.config;
+        let logits = self.model.forward(&inputs)?.f_view([batch * sequence, self.text.alphabet_size()])?;
         cross_entropy(&logits, &targets)
     }
 }

@@ -4,6 +4,8 @@ use rand::{Rng, RngExt};
 use rand_distr::{Distribution, StandardNormal};
 use tch::{Device, TchError, Tensor};
 
+use super::training::Batch;
+
 /// Discs in a picture; they may overlap.
 const DISCS: usize = 3;
 /// Least and greatest radius, as a share of the picture's side.
@@ -12,15 +14,15 @@ const RADIUS: [f32; 2] = [0.1, 0.3];
 const NOISE: f32 = 0.5;
 
 /// Draws pictures `[batch, 1, size, size]`, and masks `[batch, size, size]` that are 1 in a disc and 0 elsewhere.
-pub(super) fn discs(draw: &mut impl Rng, batch: i64, size: i64, device: Device) -> Result<(Tensor, Tensor), TchError> {
+pub(super) fn discs(draw: &mut impl Rng, batch: i64, size: i64, device: Device) -> Result<Batch, TchError> {
     let mask: Vec<i64> = (0..batch).flat_map(|_| mask(draw, size as usize)).collect();
     let noisy = |&inside: &i64| {
         let noise: f32 = StandardNormal.sample(draw);
         inside as f32 + NOISE * noise
     };
     let pixels: Vec<f32> = mask.iter().map(noisy).collect();
-    let pictures = Tensor::f_from_slice(&pixels)?.f_view([batch, 1, size, size])?.f_to_device(device)?;
-    Ok((pictures, Tensor::f_from_slice(&mask)?.f_view([batch, size, size])?.f_to_device(device)?))
+    let inputs = Tensor::f_from_slice(&pixels)?.f_view([batch, 1, size, size])?.f_to_device(device)?;
+    Ok(Batch { inputs, targets: Tensor::f_from_slice(&mask)?.f_view([batch, size, size])?.f_to_device(device)? })
 }
 
 /// The mask of one picture, `[size, size]`.
@@ -41,7 +43,8 @@ mod tests {
 
     #[test]
     fn what_is_in_a_disc_is_brighter() {
-        let (pictures, masks) = discs(&mut ChaCha8Rng::seed_from_u64(1), 8, 16, Device::Cpu).unwrap();
+        let Batch { inputs: pictures, targets: masks } =
+            discs(&mut ChaCha8Rng::seed_from_u64(1), 8, 16, Device::Cpu).unwrap();
         assert_eq!((pictures.size(), masks.size()), (vec![8, 1, 16, 16], vec![8, 16, 16]));
         let mean = |inside: i64| pictures.squeeze_dim(1).masked_select(&masks.eq(inside)).mean(None).double_value(&[]);
         let (outside, inside) = (mean(0), mean(1));

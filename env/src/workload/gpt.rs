@@ -7,7 +7,7 @@ use tch::{Device, TchError, Tensor};
 
 use super::layers::{LayerNorm, apply, cross_entropy};
 use super::text::Text;
-use super::training::{Member, Task, Training};
+use super::training::{Batch, Member, Task, Training};
 use super::transformer::{Block, BlockShape, NormAt, WEIGHTS, iteration_flops, linear};
 use super::{Implausible, require, require_heads, require_learning_rate, require_share, require_sizes};
 
@@ -89,9 +89,12 @@ struct Gpt {
 }
 
 impl Task for Gpt {
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
+        self.text.batch(draw, self.config.batch, self.config.sequence, device)
+    }
+
+    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
         let GptConfig { batch, sequence, .. } = self.config;
-        let (inputs, targets) = self.text.batch(draw, batch, sequence, device)?;
         let logits = self.model.forward(&inputs)?.f_view([batch * sequence, self.config.symbols(&self.text)])?;
         cross_entropy(&logits, &targets)
     }

@@ -6,6 +6,8 @@ use rand::{Rng, RngExt};
 use rand_distr::{Distribution, StandardNormal};
 use tch::{Device, TchError, Tensor};
 
+use super::training::Batch;
+
 /// Stripes across the width of a picture.
 const STRIPES: f32 = 4.0;
 /// Standard deviation of the noise; the stripes have amplitude one.
@@ -34,11 +36,11 @@ impl Gratings {
     }
 
     /// Draws new pictures, `[batch, 3, size, size]`, and their classes, `[batch]`.
-    pub fn batch(&self, draw: &mut impl Rng, batch: i64, device: Device) -> Result<(Tensor, Tensor), TchError> {
+    pub fn batch(&self, draw: &mut impl Rng, batch: i64, device: Device) -> Result<Batch, TchError> {
         let cut = self.cut(draw, batch as usize);
         let shape = [batch, 3, self.size as i64, self.size as i64];
-        let pictures = Tensor::f_from_slice(&cut.pixels)?.f_view(shape)?.f_to_device(device)?;
-        Ok((pictures, Tensor::f_from_slice(&cut.labels)?.f_to_device(device)?))
+        let inputs = Tensor::f_from_slice(&cut.pixels)?.f_view(shape)?.f_to_device(device)?;
+        Ok(Batch { inputs, targets: Tensor::f_from_slice(&cut.labels)?.f_to_device(device)? })
     }
 
     /// Draws `batch` new pictures. Class, phase and noise are random; the class sets the direction.

@@ -7,7 +7,7 @@ use tch::{Device, TchError, Tensor};
 
 use super::layers::{apply, cross_entropy};
 use super::text::Text;
-use super::training::{Member, Task, Training, caught};
+use super::training::{Batch, Member, Task, Training, caught};
 use super::{Implausible, require_learning_rate, require_share, require_sizes};
 
 /// The size of an `lstm` workload and how it is trained.
@@ -69,9 +69,12 @@ struct Lstm {
 }
 
 impl Task for Lstm {
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
+        self.text.batch(draw, self.config.batch, self.config.sequence, device)
+    }
+
+    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
         let LstmConfig { batch, sequence, width, .. } = self.config;
-        let (inputs, targets) = self.text.batch(draw, batch, sequence, device)?;
         let embedded = Tensor::f_embedding(&self.tokens, &inputs, -1, false, false)?;
         let (hidden, _) = caught(|| self.layers.seq(&embedded))?;
         let logits = apply(&self.head, &hidden.f_reshape([batch * sequence, width])?)?;

@@ -1,8 +1,6 @@
 //! The training loop that all families of picture classifiers share: nets of `tch::vision`, and small ones of free
 //! depth and width.
 
-use std::cell::RefCell;
-
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use tch::nn::{self, ModuleT, Path, VarStore};
@@ -10,7 +8,7 @@ use tch::{Device, TchError, Tensor, no_grad};
 
 use super::gratings::Gratings;
 use super::layers::cross_entropy;
-use super::training::{Member, Task, Training, caught};
+use super::training::{Batch, Member, Task, Training, caught};
 use super::{Implausible, require, require_learning_rate, require_share, require_sizes};
 
 /// The size of a classifier of pictures and how it is trained.
@@ -167,7 +165,7 @@ impl<A: Architecture> Member for PictureConfig<A> {
             }
         };
         let gratings = Gratings::new(self.classes, self.image_size);
-        Ok(Box::new(Classifier { batch: self.batch, gratings, net, keeps_batch: false, kept: RefCell::new(None) }))
+        Ok(Box::new(Classifier { batch: self.batch, gratings, net }))
     }
 
     fn training(&self, variables: VarStore) -> Result<Training, TchError> {
@@ -180,26 +178,15 @@ struct Classifier {
     batch: i64,
     gratings: Gratings,
     net: Box<dyn Net>,
-    keeps_batch: bool,
-    kept: RefCell<Option<(Tensor, Tensor)>>,
 }
 
 impl Task for Classifier {
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
-        if !self.keeps_batch {
-            let (pictures, labels) = self.gratings.batch(draw, self.batch, device)?;
-            return cross_entropy(&self.net.forward(&pictures)?, &labels);
-        }
-        let mut kept = self.kept.borrow_mut();
-        if kept.is_none() {
-            *kept = Some(self.gratings.batch(draw, self.batch, device)?);
-        }
-        let (pictures, labels) = kept.as_ref().expect("made above");
-        cross_entropy(&self.net.forward(pictures)?, labels)
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
+        self.gratings.batch(draw, self.batch, device)
     }
 
-    fn keep_batch(&mut self) {
-        self.keeps_batch = true;
+    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+        cross_entropy(&self.net.forward(&inputs)?, &targets)
     }
 }
 

@@ -3,6 +3,8 @@
 use rand::{Rng, RngExt};
 use tch::{Device, TchError, Tensor};
 
+use super::training::Batch;
+
 /// Cicero, *De finibus bonorum et malorum*, book 1 (see `env/data/README.md`).
 const DE_FINIBUS: &str = include_str!("../../data/de-finibus-1.txt");
 
@@ -37,16 +39,10 @@ impl Text {
     }
 
     /// Cuts passages `[batch, sequence]`, and the character after each of theirs, `[batch × sequence]`.
-    pub fn batch(
-        &self,
-        draw: &mut impl Rng,
-        batch: i64,
-        sequence: i64,
-        device: Device,
-    ) -> Result<(Tensor, Tensor), TchError> {
+    pub fn batch(&self, draw: &mut impl Rng, batch: i64, sequence: i64, device: Device) -> Result<Batch, TchError> {
         let cut = self.cut(draw, batch as usize, sequence as usize);
         let inputs = Tensor::f_from_slice(&cut.inputs)?.f_view([batch, sequence])?.f_to_device(device)?;
-        Ok((inputs, Tensor::f_from_slice(&cut.targets)?.f_to_device(device)?))
+        Ok(Batch { inputs, targets: Tensor::f_from_slice(&cut.targets)?.f_to_device(device)? })
     }
 
     /// Cuts `batch` passages of `sequence` characters, each from where `draw` says.

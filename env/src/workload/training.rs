@@ -31,11 +31,24 @@ pub(super) trait Member {
 
 /// A model, the data that it learns, and how it is judged.
 pub(super) trait Task {
-    /// The loss on a fresh batch, which `draw` says.
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError>;
+    /// A fresh batch, which `draw` says.
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError>;
 
-    /// Learns the next batch again and again. For tasks whose batches take as long to make as to learn.
-    fn keep_batch(&mut self) {}
+    /// The loss on a batch.
+    fn loss(&self, batch: Batch) -> Result<Tensor, TchError>;
+}
+
+/// What an iteration learns.
+pub(super) struct Batch {
+    pub inputs: Tensor,
+    pub targets: Tensor,
+}
+
+impl Batch {
+    /// The same tensors.
+    fn shallow_clone(&self) -> Self {
+        Batch { inputs: self.inputs.shallow_clone(), targets: self.targets.shallow_clone() }
+    }
 }
 
 /// The training loop of every family.
@@ -47,6 +60,8 @@ pub(super) struct Loop {
     draw: ChaCha8Rng,
     task: Box<dyn Task>,
     training: Training,
+    /// The batch that every iteration learns, where it is one.
+    kept: Option<Batch>,
 }
 
 impl Loop {
@@ -62,12 +77,19 @@ impl Loop {
         let mut draw = ChaCha8Rng::seed_from_u64(seed);
         reseed_libtorch(&mut draw);
         let variables = VarStore::new(device);
-        let mut task = member.task(&variables)?;
-        if manner.one_batch {
-            task.keep_batch();
-        }
+        let task = member.task(&variables)?;
         let training = member.training(variables)?;
-        Ok(Loop { name: name.to_owned(), family, device, manner, draw, task, training })
+        Ok(Loop { name: name.to_owned(), family, device, manner, draw, task, training, kept: None })
+    }
+
+    /// What the next iteration learns.
+    fn batch(&mut self) -> Result<Batch, TchError> {
+        if let Some(kept) = &self.kept {
+            return Ok(kept.shallow_clone());
+        }
+        let batch = self.task.batch(&mut self.draw, self.device)?;
+        self.kept = self.manner.one_batch.then(|| batch.shallow_clone());
+        Ok(batch)
     }
 }
 
@@ -84,7 +106,8 @@ impl Workload for Loop {
         reseed_libtorch(&mut self.draw);
         self.training.optimizer.zero_grad()?;
         let mixed = self.manner.bf16.then(|| Autocast::bf16(self.device));
-        let loss = self.task.loss(&mut self.draw, self.device)?;
+        let batch = self.batch()?;
+        let loss = self.task.loss(batch)?;
         drop(mixed);
         loss.f_backward()?;
         self.training.optimizer.step()?;
@@ -141,4 +164,60 @@ pub(super) fn caught<T>(module: impl FnOnce() -> T) -> Result<T, TchError> {
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("the model panicked").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::RngExt;
+    use tch::nn::{self, Init};
+
+    use super::super::tests::one_at_a_time;
+    use super::*;
+
+    /// Its loss is what was drawn for the batch, and it learns nothing.
+    struct Echo(Tensor);
+
+    struct EchoConfig;
+
+    impl Member for EchoConfig {
+        fn validate(&self) -> Result<(), Implausible> {
+            Ok(())
+        }
+
+        fn flops(&self) -> f64 {
+            0.0
+        }
+
+        fn task(&self, variables: &VarStore) -> Result<Box<dyn Task>, TchError> {
+            Ok(Box::new(Echo(variables.root().var("one", &[], Init::Const(1.0)))))
+        }
+
+        fn training(&self, variables: VarStore) -> Result<Training, TchError> {
+            Training::new(variables, nn::sgd(0.0, 0.0, 0.0, false), 0.0)
+        }
+    }
+
+    impl Task for Echo {
+        fn batch(&self, draw: &mut ChaCha8Rng, _: Device) -> Result<Batch, TchError> {
+            let drawn = Tensor::from(draw.random::<f32>());
+            Ok(Batch { targets: drawn.shallow_clone(), inputs: drawn })
+        }
+
+        fn loss(&self, batch: Batch) -> Result<Tensor, TchError> {
+            self.0.f_mul(&batch.inputs)
+        }
+    }
+
+    #[test]
+    fn one_batch_is_learned_again_and_again() {
+        let _running = one_at_a_time();
+        let losses = |one_batch| {
+            let manner = Manner { one_batch, ..Manner::default() };
+            let mut echo = Loop::new(&EchoConfig, "echo", "an-echo", Device::Cpu, 1, manner).unwrap();
+            [(); 3].map(|()| echo.iteration().unwrap())
+        };
+        let ([first, second, third], kept) = (losses(false), losses(true));
+        assert!(first != second && second != third, "{first}, {second}, {third}");
+        assert_eq!(kept, [first; 3]);
+    }
 }

@@ -11,7 +11,7 @@ use tch::{Device, TchError, Tensor};
 
 use super::discs::discs;
 use super::layers::{Convolution, Doubling, NormedConvolution, cross_entropy, halve};
-use super::training::{Member, Task, Training};
+use super::training::{Batch, Member, Task, Training};
 use super::{Implausible, require, require_learning_rate, require_sizes};
 
 /// The size of a `unet` workload and how it is trained.
@@ -67,9 +67,12 @@ struct Unet {
 }
 
 impl Task for Unet {
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
-        let (pictures, masks) = discs(draw, self.config.batch, self.config.image_size, device)?;
-        cross_entropy(&self.model.forward(&pictures)?, &masks)
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
+        discs(draw, self.config.batch, self.config.image_size, device)
+    }
+
+    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+        cross_entropy(&self.model.forward(&inputs)?, &targets)
     }
 }
 

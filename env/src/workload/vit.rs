@@ -10,7 +10,7 @@ use tch::{Device, TchError, Tensor};
 
 use super::gratings::Gratings;
 use super::layers::{LayerNorm, apply, cross_entropy};
-use super::training::{Member, Task, Training};
+use super::training::{Batch, Member, Task, Training};
 use super::transformer::{Block, BlockShape, NormAt, WEIGHTS, iteration_flops, linear};
 use super::{Implausible, require, require_heads, require_learning_rate, require_share, require_sizes};
 
@@ -85,9 +85,12 @@ struct Vit {
 }
 
 impl Task for Vit {
-    fn loss(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Tensor, TchError> {
-        let (pictures, labels) = self.gratings.batch(draw, self.batch, device)?;
-        cross_entropy(&self.model.forward(&pictures)?, &labels)
+    fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
+        self.gratings.batch(draw, self.batch, device)
+    }
+
+    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+        cross_entropy(&self.model.forward(&inputs)?, &targets)
     }
 }
 
