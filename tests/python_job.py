@@ -5,6 +5,9 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import sys
+import threading
+import time
 
 import torch
 from torch import nn
@@ -39,6 +42,28 @@ def train_step(model, optimizer, device):
     return loss.item().hex()
 
 
+class Beside(threading.Thread):
+    """Another thread, and how many turns it has while iterations end. It has one only where others let go by themselves."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        sys.setswitchinterval(1000)
+        self.turns, self.at_ends = 0, []
+
+    def run(self):
+        while True:
+            self.turns += 1
+            time.sleep(0)
+
+    @contextlib.contextmanager
+    def watch(self, guard):
+        guard.__enter__()
+        yield
+        before = self.turns
+        guard.__exit__(None, None, None)
+        self.at_ends.append(self.turns - before)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget")
@@ -46,6 +71,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--detect", action="store_true")
+    parser.add_argument("--beside", action="store_true")
     asked = parser.parse_args()
 
     runtime = None
@@ -58,15 +84,23 @@ def main():
     model = Model().to(asked.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
+    beside = None
+    if asked.beside:
+        beside = Beside()
+        beside.start()
     with runtime.detect() if asked.detect else contextlib.nullcontext():
         for _ in range(asked.iterations):
-            with runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext():
+            guard = runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext()
+            with beside.watch(guard) if beside else guard:
                 losses.append(train_step(model, optimizer, asked.device))
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(bytes(tensor.cpu().contiguous().view(-1).view(torch.uint8).tolist()))
     report = runtime.report() if runtime else None
-    print(json.dumps({"losses": losses, "parameters": digest.hexdigest(), "report": report, "text": str(runtime)}))
+    found = {"losses": losses, "parameters": digest.hexdigest(), "report": report, "text": str(runtime)}
+    if beside:
+        found["turns_at_ends"] = beside.at_ends
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

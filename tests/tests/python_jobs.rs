@@ -114,6 +114,16 @@ fn iterations_of_a_job_are_found() {
 }
 
 #[test]
+fn other_threads_of_a_job_go_on_while_it_is_planned() {
+    let Some(ground) = ground() else { return };
+    let kept = ground.job("--iterations 3 --budget 1TiB").unwrap();
+    let budget_bytes = kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10;
+    let job = ground.job(&format!("--iterations 40 --budget {budget_bytes}B --beside")).unwrap();
+    let turns: Vec<u64> = serde_json::from_value(job["turns_at_ends"].clone()).unwrap();
+    assert!(turns.iter().any(|&turns| turns > 0), "{turns:?}: {}", job["report"]);
+}
+
+#[test]
 fn what_cannot_be_done_is_an_exception() {
     let Some(ground) = ground() else { return };
     for (flags, exception, words) in [

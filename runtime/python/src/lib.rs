@@ -9,11 +9,12 @@ use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::units::Bytes;
 use plimsoll_runtime::baselines::BASELINES;
-use plimsoll_runtime::torch::{self, Budget, HostEngine};
+use plimsoll_runtime::torch::{self, Budget, HostEngine, SessionError};
 use plimsoll_runtime::{ActionSet, PolicyFile};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use send_wrapper::SendWrapper;
 
 /// Bytes, or a text such as `512MiB`.
 #[derive(FromPyObject)]
@@ -48,6 +49,22 @@ fn load(path: &Path) -> PyResult<PolicyFile> {
         };
         PyOSError::new_err(format!("{error}{known}"))
     })
+}
+
+/// Does what may take long while Python's other threads go on.
+fn detached<R>(work: impl FnOnce() -> R) -> R {
+    // It stays on this thread.
+    let work = SendWrapper::new(work);
+    Python::attach(|py| py.detach(|| SendWrapper::new(work.take()()))).take()
+}
+
+/// A builder whose loop runs on a CUDA device, beside page-locked memory of so many bytes at most.
+fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyResult<torch::Builder> {
+    let place = device.open().map_err(runtime_error)?;
+    torch::Session::install_on(place).map_err(runtime_error)?;
+    let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
+    let link = CopyTable::measured_link(&engines, place).map_err(runtime_error)?;
+    Ok(builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link))
 }
 
 /// Keeps a training loop within a budget.
@@ -87,18 +104,13 @@ impl Runtime {
                 None => builder,
             },
             DeviceName::Cuda(_) => {
-                let place = device.open().map_err(runtime_error)?;
-                torch::Session::install_on(place).map_err(runtime_error)?;
-                let limit_bytes = limit_bytes.unwrap_or(PAGE_LOCKED_LIMIT_BYTES);
-                let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
-                let link = CopyTable::measured_link(&engines, place).map_err(runtime_error)?;
-                builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link)
+                detached(|| on_cuda(builder, device, limit_bytes.unwrap_or(PAGE_LOCKED_LIMIT_BYTES)))?
             }
         };
         if log_events {
             builder = builder.log_events();
         }
-        builder.build().map(Runtime).map_err(runtime_error)
+        detached(|| builder.build()).map(Runtime).map_err(runtime_error)
     }
 
     fn iteration(slf: Py<Self>) -> Guard {
@@ -116,7 +128,8 @@ impl Runtime {
 
     #[setter]
     fn set_budget(&mut self, budget: Amount) -> PyResult<()> {
-        self.0.set_budget(Budget::bytes(budget.bytes()?));
+        let budget = Budget::bytes(budget.bytes()?);
+        detached(|| self.0.set_budget(budget));
         Ok(())
     }
 
@@ -147,16 +160,15 @@ struct Guard {
 impl Guard {
     fn __enter__(&mut self, py: Python<'_>) -> PyResult<()> {
         let runtime = &mut self.runtime.borrow_mut(py).0;
-        self.held = Some(if self.finds_iterations {
-            Box::new(runtime.start_detecting().map_err(runtime_error)?)
-        } else {
-            Box::new(runtime.start().map_err(runtime_error)?)
+        let started = detached(|| -> Result<Box<dyn Any>, SessionError> {
+            Ok(if self.finds_iterations { Box::new(runtime.start_detecting()?) } else { Box::new(runtime.start()?) })
         });
+        self.held = Some(started.map_err(runtime_error)?);
         Ok(())
     }
 
     fn __exit__(&mut self, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) -> bool {
-        self.held = None;
+        detached(|| self.held = None);
         false
     }
 }
