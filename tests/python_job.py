@@ -4,7 +4,9 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
+import signal
 import sys
 import threading
 import time
@@ -32,14 +34,42 @@ class Model(nn.Module):
         return self.head(self.layers(hidden))
 
 
-def train_step(model, optimizer, device):
+def train_step(model, optimizer, device, before_backward):
     symbols = torch.randint(SYMBOLS, (BATCH, SEQUENCE + 1)).to(device)
     optimizer.zero_grad()
     logits = model(symbols[:, :-1])
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
+    before_backward()
     loss.backward()
     optimizer.step()
     return loss.item().hex()
+
+
+def fork(runtime, device):
+    """Forks a loader's worker; and on the CPU a process that has a budget of its own, and leaves through its parent's frames."""
+    batches = torch.utils.data.DataLoader(range(8), batch_size=4, num_workers=1, timeout=100)
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    if not runtime or device != "cpu":
+        return
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        assert status == 0, f"the child ended with {os.waitstatus_to_exitcode(status)}"
+        return
+    signal.alarm(100)
+    # PyTorch waits for threads that the child does not have.
+    os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
+    larger = torch.ones(runtime.budget).sum()
+    try:
+        with runtime.iteration():
+            sys.exit("the parent's runtime works in the child")
+    except RuntimeError as error:
+        assert "this process was forked" in str(error), error
+    own = type(runtime)("1GiB")
+    with own.iteration():
+        larger.exp_().neg()
+    assert own.report()["iterations"] == 1, own.report()
+    sys.exit()
 
 
 class Beside(threading.Thread):
@@ -72,6 +102,7 @@ def main():
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--detect", action="store_true")
     parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--forks", action="store_true")
     asked = parser.parse_args()
 
     runtime = None
@@ -84,6 +115,7 @@ def main():
     model = Model().to(asked.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
+    before_backward = (lambda: fork(runtime, asked.device)) if asked.forks else lambda: None
     beside = None
     if asked.beside:
         beside = Beside()
@@ -92,7 +124,7 @@ def main():
         for _ in range(asked.iterations):
             guard = runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext()
             with beside.watch(guard) if beside else guard:
-                losses.append(train_step(model, optimizer, asked.device))
+                losses.append(train_step(model, optimizer, asked.device, before_backward))
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(bytes(tensor.cpu().contiguous().view(-1).view(torch.uint8).tolist()))

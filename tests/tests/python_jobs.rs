@@ -124,6 +124,22 @@ fn other_threads_of_a_job_go_on_while_it_is_planned() {
 }
 
 #[test]
+fn what_a_job_forks_within_an_iteration_is_left_alone() {
+    let Some(ground) = ground() else { return };
+    for device in ["cpu", "cuda"].iter().take(1 + usize::from(ground.stand_in.is_some())) {
+        let forks = format!("--device {device} --iterations 6 --forks");
+        let untouched = ground.job(&forks).unwrap();
+        let kept = ground.job(&format!("--device {device} --iterations 3 --budget 1TiB")).unwrap();
+        let budget_bytes = kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10;
+        let job = ground.job(&format!("{forks} --budget {budget_bytes}B")).unwrap();
+        assert_eq!((&job["losses"], &job["parameters"]), (&untouched["losses"], &untouched["parameters"]), "{device}");
+        let report = &job["report"];
+        assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "{device}: {report}");
+        assert!(report["reactive_evictions"].as_u64() > Some(0), "{device}: nothing was away: {report}");
+    }
+}
+
+#[test]
 fn what_cannot_be_done_is_an_exception() {
     let Some(ground) = ground() else { return };
     for (flags, exception, words) in [

@@ -15,6 +15,9 @@ class Runtime:
 
     Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), not by its address (`data_ptr`, `numpy`),
     unless an operator has just made or used it. Between iterations all may.
+
+    A process that is forked within an iteration is left alone, as are those of a DataLoader, and has nothing of the tensors
+    that are evicted at that moment.
     """
 
     budget: int

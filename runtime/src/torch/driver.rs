@@ -680,9 +680,17 @@ impl Open {
 
     /// Ends it.
     pub(crate) fn close(mut self) -> Result<Ended, SessionError> {
+        if self.is_inherited() {
+            return Err(SessionError::Forked);
+        }
         let ended = self.shared.end();
         self.listening = None;
         ended.map_err(|fault| SessionError::NotRestored(fault.to_string()))
+    }
+
+    /// Whether it is that of the process that this one was forked from.
+    fn is_inherited(&self) -> bool {
+        self.listening.as_ref().is_some_and(Listening::is_inherited)
     }
 }
 
@@ -690,6 +698,7 @@ impl Drop for Open {
     fn drop(&mut self) {
         // The iteration panicked: its storages are restored all the same.
         if self.listening.is_some()
+            && !self.is_inherited()
             && let Err(fault) = self.shared.end()
         {
             eprintln!("plimsoll: storages could not be restored: {fault}");

@@ -281,6 +281,16 @@ void Entries::forget(PlimsollEntry entry) {
   clear(entry, kept);
 }
 
+void Entries::lock_for_fork() {
+  mutex_.lock();
+  freed_mutex_.lock();
+}
+
+void Entries::unlock_after_fork() {
+  freed_mutex_.unlock();
+  mutex_.unlock();
+}
+
 size_t Entries::bytes() {
   Guard guard(mutex_);
   size_t bytes = (taken_numbers_ + kChunk - 1) / kChunk * kChunk * sizeof(Entry);

@@ -75,6 +75,11 @@ class Entries {
   // Bytes that the table takes.
   size_t bytes();
 
+  // Takes the table's locks before the process forks, and gives them back in both processes: the child has no other
+  // thread that could.
+  void lock_for_fork();
+  void unlock_after_fork();
+
  private:
   // What few entries have.
   struct Extension {

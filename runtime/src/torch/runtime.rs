@@ -255,6 +255,15 @@ pub struct Runtime {
     keeper: Arc<Mutex<Keeper>>,
 }
 
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if self.session.is_inherited() {
+            // The threads that its engine waits for are in the process that this one was forked from.
+            std::mem::forget(Arc::clone(&self.shared));
+        }
+    }
+}
+
 impl Runtime {
     /// A runtime to be configured.
     pub fn builder() -> Builder {
@@ -371,6 +380,8 @@ impl Drop for Running {
         let Some(open) = self.open.take() else { return };
         match open.close() {
             Ok(ended) => lock(&self.keeper).after(&mut self.shared.lock(), ended),
+            // The iteration goes on where it began.
+            Err(SessionError::Forked) => {}
             // The next iteration tries again, and does not start before it succeeds.
             Err(error) => eprintln!("plimsoll: {error}"),
         }
@@ -405,6 +416,9 @@ pub struct Detecting {
 
 impl Drop for Detecting {
     fn drop(&mut self) {
+        if self.listening.as_ref().is_some_and(Listening::is_inherited) {
+            return;
+        }
         let ended = self.detector.shared.end();
         self.listening = None;
         match ended {

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tch::{Cuda, Device, Kind, Tensor};
@@ -27,6 +28,9 @@ pub enum SessionError {
     /// A device that is neither the CPU nor a CUDA device that libtorch can use.
     #[error("libtorch cannot use {0:?} here")]
     NoDevice(Device),
+    /// What copies storages stayed in the process that this one was forked from.
+    #[error("this process was forked from the one whose loop is kept within a budget; make a runtime of its own here")]
+    Forked,
     /// Two loops of one process cannot be observed at once.
     #[error("another training loop of this process is being observed")]
     Busy,
@@ -65,13 +69,18 @@ pub(crate) trait Observer: Send + Sync {
     }
 }
 
+/// Who is told of operators, if anybody is.
+type ActiveObserver = Option<Arc<dyn Observer>>;
+
 thread_local! {
     /// The same observer on the thread that listens, where nearly all operators run: it needs no lock to be found.
-    static HERE: RefCell<Option<Arc<dyn Observer>>> = const { RefCell::new(None) };
+    static HERE: RefCell<ActiveObserver> = const { RefCell::new(None) };
+    /// [`ACTIVE`], while this thread forks the process.
+    static ACTIVE_IN_FORK: RefCell<Option<MutexGuard<'static, ActiveObserver>>> = const { RefCell::new(None) };
 }
 
 /// The observer of the iteration under way.
-static ACTIVE: Mutex<Option<Arc<dyn Observer>>> = Mutex::new(None);
+static ACTIVE: Mutex<ActiveObserver> = Mutex::new(None);
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CALLBACKS: Callbacks = Callbacks {
     name: on_name,
@@ -86,7 +95,11 @@ static CALLBACKS: Callbacks = Callbacks {
 ///
 /// Make it before the model: bytes allocated earlier are not counted and cannot be evicted.
 #[derive(Clone, Copy, Debug)]
-pub struct Session(Device);
+pub struct Session {
+    device: Device,
+    /// The process that it was made in.
+    process: u32,
+}
 
 impl Session {
     /// Registers the counting allocator and the interceptor for loops on the CPU, once per process.
@@ -104,7 +117,7 @@ impl Session {
         if *counted != device {
             return Err(SessionError::OtherDevice { counted: *counted, wanted: device });
         }
-        Ok(Session(device))
+        Ok(Session { device, process: process::id() })
     }
 
     /// What the device's own allocator counts, beside what is counted here; zeros on the CPU. The difference between
@@ -116,7 +129,7 @@ impl Session {
     /// Whether a loop can be asked what its operators take and be no slower for it. A GPU, which works through them later,
     /// has to make two marks for each.
     pub fn times_in_passing(&self) -> bool {
-        self.0 == Device::Cpu
+        self.device == Device::Cpu
     }
 
     /// Starts other peaks of [`Session::device_counts`].
@@ -161,8 +174,16 @@ impl Session {
         shim::take_audit_findings()
     }
 
+    /// Whether it was made in a process that this one was forked from.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != process::id()
+    }
+
     /// Tells `observer` of every operator that this thread runs, until the result is dropped.
     pub(crate) fn listen(&self, observer: Arc<dyn Observer>) -> Result<Listening, SessionError> {
+        if self.is_inherited() {
+            return Err(SessionError::Forked);
+        }
         let mut active = lock(&ACTIVE);
         if active.is_some() {
             return Err(SessionError::Busy);
@@ -170,7 +191,7 @@ impl Session {
         *active = Some(Arc::clone(&observer));
         HERE.set(Some(observer));
         shim::intercept(true);
-        Ok(Listening(PhantomData))
+        Ok(Listening { session: *self, _of_this_thread: PhantomData })
     }
 }
 
@@ -185,14 +206,52 @@ fn install(device: Device) -> Result<(), SessionError> {
         _ => return Err(SessionError::NoDevice(device)),
     };
     // tch registers its own threads and keys first.
-    Ok(shim::install(&CALLBACKS, cuda)?)
+    shim::install(&CALLBACKS, cuda)?;
+    // SAFETY: the three are called one after the other by a thread that forks, which is in no call of the shim.
+    let failed = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(begin_child)) };
+    if failed == 0 { Ok(()) } else { Err(ShimError("no memory is left to watch for forks".to_owned()).into()) }
+}
+
+/// The child has none of the other threads, which may hold a lock now.
+extern "C" fn before_fork() {
+    ACTIVE_IN_FORK.set(Some(lock(&ACTIVE)));
+    shim::before_fork();
+}
+
+extern "C" fn after_fork() {
+    shim::after_fork();
+    ACTIVE_IN_FORK.set(None);
+}
+
+/// A child is left alone, though it was forked within an iteration: nothing of what copies storages is in it, and it serves
+/// the program in other ways, as a loader of data does.
+extern "C" fn begin_child() {
+    shim::intercept(false);
+    shim::set_line(u64::MAX);
+    // Not dropped, for that waits for threads.
+    std::mem::forget(HERE.take());
+    std::mem::forget(ACTIVE_IN_FORK.with_borrow_mut(|active| active.as_mut().and_then(|listener| listener.take())));
+    after_fork();
 }
 
 /// Operators of this thread are told to an observer while this lives.
-pub(crate) struct Listening(PhantomData<*const ()>);
+pub(crate) struct Listening {
+    session: Session,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Listening {
+    /// Whether they were, in the process that this one was forked from.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.session.is_inherited()
+    }
+}
 
 impl Drop for Listening {
     fn drop(&mut self) {
+        if self.is_inherited() {
+            return;
+        }
         shim::intercept(false);
         let here = HERE.take();
         *lock(&ACTIVE) = None;

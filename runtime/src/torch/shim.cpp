@@ -95,6 +95,9 @@ void plimsoll_intercept(int32_t on) {
   c10::impl::tls_set_dispatch_key_included(kInterceptorKey, on != 0);
 }
 
+void plimsoll_before_fork(void) { entries().lock_for_fork(); }
+void plimsoll_after_fork(void) { entries().unlock_after_fork(); }
+
 const char* plimsoll_error(void) { return last_error().c_str(); }
 void plimsoll_refuse(const char* message) { refusal() = message; }
 

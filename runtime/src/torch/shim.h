@@ -89,6 +89,9 @@ int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t c
 uint32_t plimsoll_phase(void);
 // Switches interception on or off for this thread, and for the autograd threads that work for it.
 void plimsoll_intercept(int32_t on);
+// Takes the shim's locks before the process forks, and gives them back in both processes.
+void plimsoll_before_fork(void);
+void plimsoll_after_fork(void);
 
 // What every operator is held to while a loop runs, by what its inputs and its results hold. Slow.
 enum PlimsollAudit {

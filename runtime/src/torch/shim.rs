@@ -185,6 +185,8 @@ unsafe extern "C" {
     fn plimsoll_set_deterministic(how: i32);
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
+    fn plimsoll_before_fork();
+    fn plimsoll_after_fork();
     fn plimsoll_phase() -> u32;
     fn plimsoll_audit(what: i32);
     fn plimsoll_take_audit_findings(out: *mut c_char, capacity: usize) -> usize;
@@ -317,6 +319,18 @@ pub(crate) fn set_deterministic(how: i32) {
 pub(crate) fn autocast(on_cuda: bool, on: bool) {
     // SAFETY: sets flags of this thread.
     unsafe { plimsoll_autocast(i32::from(on_cuda), i32::from(on)) }
+}
+
+/// Takes the shim's locks, for this thread to fork the process.
+pub(crate) fn before_fork() {
+    // SAFETY: what forks holds none of them.
+    unsafe { plimsoll_before_fork() }
+}
+
+/// Gives them back, in the process that forked and in the one that came of it.
+pub(crate) fn after_fork() {
+    // SAFETY: `before_fork` took them on this thread.
+    unsafe { plimsoll_after_fork() }
 }
 
 pub(crate) fn intercept(on: bool) {
