@@ -17,6 +17,20 @@ from torch import nn
 BATCH, SEQUENCE, WIDTH, SYMBOLS = 8, 64, 64, 50
 
 
+class Clamp(torch.autograd.Function):
+    """A function with a backward pass of its own: gradient recording is off in it."""
+
+    @staticmethod
+    def forward(context, values):
+        context.save_for_backward(values)
+        return values.clamp(-1, 1)
+
+    @staticmethod
+    def backward(context, gradient):
+        (values,) = context.saved_tensors
+        return gradient * (values.abs() <= 1)
+
+
 class Model(nn.Module):
     """Convolutions and batch-norm before a transformer with dropout."""
 
@@ -31,7 +45,9 @@ class Model(nn.Module):
     def forward(self, symbols):
         hidden = self.tokens(symbols)
         hidden = hidden + self.smooth(hidden.transpose(1, 2)).transpose(1, 2)
-        return self.head(self.layers(hidden))
+        for layer in self.layers.layers:
+            hidden = hidden + Clamp.apply(layer(hidden))
+        return self.head(hidden)
 
 
 def train_step(model, optimizer, device, before_backward):

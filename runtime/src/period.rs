@@ -3,9 +3,13 @@
 //! Training is iterative: the same operators come again and again (AppObMem, Li et al., ACM TACO 2022, observe it and
 //! build on it; the rule here is ours, for only the abstract was at hand). The stream is cut where an update ends and
 //! something else begins. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
-//! is found as by the prefix function of Knuth, Morris and Pratt, and begins where least is alive. What repeats inside
-//! an iteration, a layer say, is never mistaken for one, for no update lies in between. A stream without updates has no
-//! iterations, and says so by finding none.
+//! is found as by the prefix function of Knuth, Morris and Pratt, and begins where least would be allocated if everything
+//! were resident. What repeats inside an iteration, a layer say, is never mistaken for one, for no update lies in between.
+//! A stream without updates has no iterations, and says so by finding none.
+//!
+//! Gradient recording is off in other places, too: in a function with a backward pass of its own, in a checkpointed
+//! layer, in what measures a model, or clips gradients. So an update is only what comes after a backward pass and writes
+//! what was there before that.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,18 +21,33 @@ const STRETCHES_MAX: usize = 16;
 /// Times that a period must have been seen before it is believed.
 const REPEATS: usize = 2;
 
+/// An operator, as far as periods go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The number that stands for its name.
+    pub name: u32,
+    /// What it is for.
+    pub phase: Phase,
+    /// Whether it writes, with gradient recording off, what had been made before the last backward pass began.
+    pub updates: bool,
+}
+
 /// One stretch of operators, from one cut to the next.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
     hash: u64,
-    /// Bytes alive where it began.
-    live_bytes: u64,
+    /// Bytes that would have been allocated where it began, had everything been resident.
+    bytes: u64,
 }
 
 /// Watches a stream of operators.
 #[derive(Debug, Default)]
 pub struct PeriodDetector {
     last: Option<Phase>,
+    backward_passes: u32,
+    /// Whether a backward pass, and after it an update, is in this stretch.
+    has_backward: bool,
+    has_update: bool,
     hasher: DefaultHasher,
     operators: u64,
     started_bytes: u64,
@@ -48,23 +67,42 @@ impl PeriodDetector {
         self.locked.map(|(_, period)| period)
     }
 
-    /// Takes the next operator: the number that stands for its name, its phase, and the bytes alive before it. Whether an
-    /// iteration begins with it.
+    /// Backward passes that have begun.
+    pub fn backward_passes(&self) -> u32 {
+        self.backward_passes
+    }
+
+    /// Takes the next operator. Whether an iteration begins with it. `bytes` says how many would be allocated before it if
+    /// everything were resident.
     ///
     /// Sizes are left out on purpose: iterations of different shapes are iterations all the same.
-    pub fn push(&mut self, name: u32, phase: Phase, live_bytes: u64) -> bool {
-        let cut = self.last == Some(Phase::Update) && phase == Phase::Forward;
+    pub fn push(&mut self, step: Step, bytes: impl FnOnce() -> u64) -> bool {
+        let Step { name, phase, updates } = step;
+        let cut = self.has_update && phase == Phase::Forward;
+        if cut {
+            (self.has_backward, self.has_update) = (false, false);
+        }
+        let begins = cut && self.cut(bytes());
+        let in_backward = phase == Phase::Backward;
+        self.backward_passes += u32::from(in_backward && self.last != Some(Phase::Backward));
         self.last = Some(phase);
-        let begins = cut && self.cut(live_bytes);
+        self.has_backward |= in_backward;
+        self.has_update |= updates && self.has_backward;
         name.hash(&mut self.hasher);
         self.operators += 1;
         begins
     }
 
+    /// Unlearns the period, for what it said to be the beginning of an iteration is none.
+    pub fn reject(&mut self) {
+        self.locked = None;
+        self.stretches.clear();
+    }
+
     /// Ends a stretch. Whether an iteration begins here.
-    fn cut(&mut self, live_bytes: u64) -> bool {
-        let stretch = Stretch { hash: self.hasher.finish() ^ self.operators, live_bytes: self.started_bytes };
-        (self.hasher, self.operators, self.started_bytes) = (DefaultHasher::new(), 0, live_bytes);
+    fn cut(&mut self, bytes: u64) -> bool {
+        let stretch = Stretch { hash: self.hasher.finish() ^ self.operators, bytes: self.started_bytes };
+        (self.hasher, self.operators, self.started_bytes) = (DefaultHasher::new(), 0, bytes);
         self.stretches.push_back(stretch);
         if self.stretches.len() > 2 * REPEATS * STRETCHES_MAX {
             self.stretches.pop_front();
@@ -78,18 +116,18 @@ impl PeriodDetector {
                 *left = *period;
                 true
             }
-            None => self.lock(live_bytes),
+            None => self.lock(bytes),
         }
     }
 
     /// Looks for a period that ends here. Whether an iteration begins at this very cut.
-    fn lock(&mut self, live_bytes: u64) -> bool {
+    fn lock(&mut self, bytes: u64) -> bool {
         let Some(period) = self.find() else { return false };
-        // Where the stretches of one period began, the next one's first included: the least alive is between iterations.
+        // Where the stretches of one period began, the next one's first included.
         let count = self.stretches.len();
         let began = |ahead: usize| match ahead {
-            0 => live_bytes,
-            _ => self.stretches[count - period + ahead].live_bytes,
+            0 => bytes,
+            _ => self.stretches[count - period + ahead].bytes,
         };
         let ahead = (0..period).min_by_key(|&ahead| began(ahead)).expect("a period is not empty");
         self.locked = Some((if ahead == 0 { period } else { ahead }, period));
@@ -121,11 +159,15 @@ mod tests {
         forward.chain(backward).chain([(10 * kind + 3, Update, 2), (10 * kind + 3, Update, 2)]).collect()
     }
 
+    /// The number of what has gradient recording off, and is no update.
+    const MEASURES: u32 = 1_000;
+
     /// Where in the stream iterations are said to begin.
     fn begins(stream: &[(u32, Phase, u64)]) -> Vec<usize> {
         let mut detector = PeriodDetector::new();
+        let step = |(name, phase, _)| Step { name, phase, updates: phase == Update && name != MEASURES };
         let pushed = stream.iter().enumerate();
-        pushed.filter(|(_, step)| detector.push(step.0, step.1, step.2)).map(|(index, _)| index).collect()
+        pushed.filter(|&(_, &one)| detector.push(step(one), || one.2)).map(|(index, _)| index).collect()
     }
 
     #[test]
@@ -155,6 +197,46 @@ mod tests {
     fn what_repeats_without_updates_is_no_iteration() {
         let stream: Vec<_> = (0..500).flat_map(|_| [(1, Forward, 1), (2, Forward, 2), (3, Backward, 3)]).collect();
         assert!(begins(&stream).is_empty());
+    }
+
+    #[test]
+    fn what_has_gradient_recording_off_elsewhere_is_no_update() {
+        // After an operator of the forward pass, after one of the backward pass, and between that and the update.
+        for at in [3, 15, 18] {
+            let mut steps = iteration(1, 6);
+            // What follows has gradient recording on.
+            steps.splice(at..at, [(MEASURES, Update, 9), (7, Forward, 9)]);
+            let stream: Vec<_> = (0..8).flat_map(|_| steps.clone()).collect();
+            let found = begins(&stream);
+            assert!(found.len() >= 4 && found.iter().all(|begin| begin % steps.len() == 0), "{at}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_before_the_backward_pass_is_no_update() {
+        let mut steps = iteration(1, 6);
+        // A statistic of each layer, kept from one iteration to the next.
+        for at in [9, 6, 3] {
+            steps.insert(at, (5, Update, 9));
+        }
+        let stream: Vec<_> = (0..8).flat_map(|_| steps.clone()).collect();
+        let found = begins(&stream);
+        assert!(found.len() >= 4 && found.iter().all(|begin| begin % steps.len() == 0), "{found:?}");
+    }
+
+    #[test]
+    fn a_period_that_is_rejected_has_to_be_seen_again() {
+        let mut detector = PeriodDetector::new();
+        let mut begins = |iterations: usize| {
+            let stream = (0..iterations).flat_map(|_| iteration(1, 3));
+            let step = |(name, phase, _)| Step { name, phase, updates: phase == Update };
+            let found = stream.filter(|&one| detector.push(step(one), || 1)).count();
+            detector.reject();
+            (found, detector.period())
+        };
+        assert_eq!(begins(8), (5, None));
+        // The first of these begins with a cut, too.
+        assert_eq!(begins(8), (6, None));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub enum Course {
     Given(i64),
     /// The same as `Train`, with another activation in the middle.
     Branch(i64),
+    /// The same as `Train`, and what each layer gives is measured with gradient recording off.
+    Measured(i64),
     /// It returns an error after the forward pass.
     Fail(i64),
     /// It panics after the forward pass.
@@ -77,6 +79,7 @@ impl Perceptron {
         let (Course::Train(rows)
         | Course::Given(rows)
         | Course::Branch(rows)
+        | Course::Measured(rows)
         | Course::Fail(rows)
         | Course::Panic(rows)) = course;
         let inputs = match course {
@@ -91,6 +94,9 @@ impl Perceptron {
             let branches = index == LAYERS / 2 && matches!(course, Course::Branch(_));
             hidden = if branches { hidden.f_tanh()? } else { hidden.f_gelu("none")? };
             hidden = hidden.f_dropout(0.1, true)?;
+            if matches!(course, Course::Measured(_)) {
+                drop(tch::no_grad(|| hidden.f_abs()?.f_square_()?.f_mean(Kind::Float))?);
+            }
         }
         match course {
             Course::Fail(_) => return Err(TchError::Torch("the iteration was given up".to_owned())),

@@ -9,13 +9,10 @@ use tch::{Device, Kind, Tensor};
 
 const ITERATIONS: usize = 16;
 
-fn iterate(workload: &mut Perceptron, _: usize) -> f64 {
-    workload.iterate(Course::Train(384))
-}
-
-#[test]
-fn of_a_loop_without_marks() {
+/// The loop that does `course` is found to have a period of one, and is planned.
+fn is_found(course: Course) {
     let _running = one_at_a_time();
+    let iterate = |workload: &mut Perceptron, _: usize| workload.iterate(course);
     let untouched = Untouched::run(|| Perceptron::new(11), iterate, ITERATIONS);
     let budget_bytes = untouched.between(0.6);
     let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(11));
@@ -40,6 +37,16 @@ fn of_a_loop_without_marks() {
     // The stretch before the first boundary, then one iteration after another, of which two make the plan.
     let planned = report.latest.iter().filter(|iteration| iteration.course == Driven::Planned).count();
     assert!(planned >= ITERATIONS - 8, "only {planned} of {} were planned", report.latest.len());
+}
+
+#[test]
+fn of_a_loop_without_marks() {
+    is_found(Course::Train(384));
+}
+
+#[test]
+fn of_a_loop_whose_layers_are_measured() {
+    is_found(Course::Measured(384));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 mod ancestry;
 pub mod census;
 pub mod copy;
+mod detector;
 mod driver;
 mod events;
 pub mod executor;

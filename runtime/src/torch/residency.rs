@@ -22,7 +22,6 @@ const FETCH_ATTEMPTS: usize = 3;
 // How an operator uses a storage: see shim.h.
 const PLIMSOLL_READ: u32 = 0;
 const PLIMSOLL_WRITE: u32 = 1;
-const PLIMSOLL_OVERWRITE: u32 = 2;
 /// Makers kept before the first pruning.
 const MAKERS_MIN: usize = 4096;
 /// Operators between two looks at the clock, where nothing needs to know when each of them ended: a look takes as long as
@@ -242,6 +241,13 @@ impl Residency {
     /// Every live storage.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Entry, &Live)> {
         self.live.iter().enumerate().filter_map(|(index, live)| Some((Entry::at(index), live.as_ref()?)))
+    }
+
+    /// Bytes that would be allocated if every storage had its own.
+    pub(crate) fn bytes_if_resident(&self) -> u64 {
+        let is_away = |live: &&Live| matches!(live.place, Place::Offloaded | Place::Dropped);
+        let away_bytes: u64 = self.live.iter().flatten().filter(is_away).map(|live| live.bytes).sum();
+        shim::live_bytes() + away_bytes
     }
 
     /// Storages held for the sake of dropped ones.
@@ -553,7 +559,7 @@ impl Residency {
                 PLIMSOLL_WRITE => written.iter().find(|written| written.access == index).map(|old| old.version),
                 _ => None,
             });
-            if matches!(access.mode, PLIMSOLL_WRITE | PLIMSOLL_OVERWRITE) {
+            if access.is_written() {
                 made.push(self.version_of(access.entry)?);
             }
         }

@@ -27,17 +27,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Device;
 
 use super::copy::{CopyEngine, HostEngine};
+use super::detector::Detector;
 use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
 use super::library::{Decider, Library};
 use super::reactive::Reactive;
 use super::report::Report;
 use super::residency::Residency;
-use super::session::{Listening, Observer, Session, SessionError, Wish};
-use super::shim::{self, RawOperator};
+use super::session::{Listening, Observer, Session, SessionError};
+use super::shim;
 use crate::baselines::BASELINES;
 use crate::file::{FileError, write_whole};
 use crate::hardware::{Link, SlowTiers};
-use crate::period::PeriodDetector;
 use crate::plan::ActionSet;
 use crate::planner::Planner;
 use crate::policy_file::PolicyFile;
@@ -203,21 +203,21 @@ impl Builder {
 
 /// What is known from one iteration to the next.
 pub(super) struct Keeper {
-    budget: Budget,
+    pub(super) budget: Budget,
     library: Library,
     report: Report,
 }
 
 /// What the next iteration is to be.
-struct Next {
-    leader: Option<usize>,
-    wanted: Wanted,
-    line_bytes: u64,
+pub(super) struct Next {
+    pub(super) leader: Option<usize>,
+    pub(super) wanted: Wanted,
+    pub(super) line_bytes: u64,
 }
 
 impl Keeper {
     /// Prepares the next iteration.
-    fn next(&mut self, driver: &mut Driver) -> Next {
+    pub(super) fn next(&mut self, driver: &mut Driver) -> Next {
         let resident_bytes = shim::live_bytes();
         let budget_bytes = self.budget.0;
         let over = resident_bytes > budget_bytes;
@@ -239,7 +239,7 @@ impl Keeper {
     }
 
     /// Learns from an iteration.
-    fn after(&mut self, driver: &mut Driver, ended: Ended) {
+    pub(super) fn after(&mut self, driver: &mut Driver, ended: Ended) {
         driver.refusal = None;
         self.library.learn(driver, ended, self.budget.0, &mut self.report);
         if let Some(least) = self.library.least_feasible_bytes() {
@@ -315,11 +315,7 @@ impl Runtime {
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start_detecting(&mut self) -> Result<Detecting, SessionError> {
         let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
-        let detector = Arc::new(Detector {
-            shared: Arc::clone(&self.shared),
-            keeper: Arc::clone(&self.keeper),
-            period: Mutex::new(PeriodDetector::new()),
-        });
+        let detector = Arc::new(Detector::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
         // It starts anywhere in an iteration.
         self.shared.begin(leader, Wanted { record: Record::Nothing, ..wanted }, line_bytes)?;
@@ -403,7 +399,7 @@ impl Detection<'_> {
 
     /// Stretches between two updates that an iteration takes, once that is known.
     pub fn period(&self) -> Option<usize> {
-        lock(&self.detecting.detector.period).period()
+        self.detecting.detector.period()
     }
 }
 
@@ -419,62 +415,15 @@ impl Drop for Detecting {
         if self.listening.as_ref().is_some_and(Listening::is_inherited) {
             return;
         }
-        let ended = self.detector.shared.end();
+        let ended = self.detector.end();
         self.listening = None;
-        match ended {
-            Ok(ended) => lock(&self.detector.keeper).after(&mut self.detector.shared.lock(), ended),
-            Err(fault) => eprintln!("plimsoll: storages could not be restored: {fault}"),
+        if let Err(error) = ended {
+            eprintln!("plimsoll: {error}");
         }
     }
 }
 
-/// Listens for the beginnings of iterations, and passes operators on.
-struct Detector {
-    shared: Arc<Shared>,
-    keeper: Arc<Mutex<Keeper>>,
-    period: Mutex<PeriodDetector>,
-}
-
-impl Detector {
-    /// One iteration ends and another begins.
-    fn turn(&self) -> Result<(), SessionError> {
-        let ended = self.shared.end().map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
-        let Next { leader, wanted, line_bytes } = {
-            let (mut keeper, mut driver) = (lock(&self.keeper), self.shared.lock());
-            keeper.after(&mut driver, ended);
-            keeper.next(&mut driver)
-        };
-        self.shared.begin(leader, wanted, line_bytes)
-    }
-}
-
-impl Observer for Detector {
-    fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
-        let begins = lock(&self.period).push(operator.name, shim::phase(), shim::live_bytes());
-        if begins {
-            self.turn().map_err(|error| error.to_string())?;
-        }
-        self.shared.before(operator)
-    }
-
-    fn after(&self, operator: &RawOperator) {
-        self.shared.after(operator);
-    }
-
-    fn failed(&self, operator: &RawOperator) {
-        self.shared.failed(operator);
-    }
-
-    fn pressed(&self, bytes: u64) -> Result<(), String> {
-        self.shared.pressed(bytes)
-    }
-
-    fn refused(&self, bytes: u64) -> Result<bool, String> {
-        self.shared.refused(bytes)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

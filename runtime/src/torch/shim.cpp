@@ -72,6 +72,8 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
   });
 }
 
+void plimsoll_find_dead(void) { entries().find_dead(); }
+
 uint32_t plimsoll_phase(void) { return phase(); }
 
 void plimsoll_audit(int32_t what) { audit(what); }

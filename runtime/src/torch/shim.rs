@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
-use crate::trace::Phase;
+use crate::trace::{AccessMode, Phase};
 
 // How the bytes of a storage were found: see shim.h.
 const PLIMSOLL_FILLED: u32 = 1;
@@ -56,6 +56,11 @@ impl RawAccess {
     /// Whether its bytes were filled in past the dispatcher after an operator made it, as far as that was to be seen.
     pub(crate) fn is_filled(&self) -> bool {
         self.filled == PLIMSOLL_FILLED
+    }
+
+    /// Whether the operator writes it.
+    pub(crate) fn is_written(&self) -> bool {
+        [AccessMode::Write, AccessMode::Overwrite].iter().any(|&mode| self.mode == mode as u32)
     }
 
     /// Whether that was not to be seen, the storage having no bytes when the operator arrived.
@@ -187,6 +192,7 @@ unsafe extern "C" {
     fn plimsoll_intercept(on: i32);
     fn plimsoll_before_fork();
     fn plimsoll_after_fork();
+    fn plimsoll_find_dead();
     fn plimsoll_phase() -> u32;
     fn plimsoll_audit(what: i32);
     fn plimsoll_take_audit_findings(out: *mut c_char, capacity: usize) -> usize;
@@ -336,6 +342,12 @@ pub(crate) fn after_fork() {
 pub(crate) fn intercept(on: bool) {
     // SAFETY: sets a flag of this thread.
     unsafe { plimsoll_intercept(i32::from(on)) }
+}
+
+/// Notes the storages that died without a report: those whose bytes are not counted. To be called between iterations.
+pub(crate) fn find_dead() {
+    // SAFETY: locks what it needs.
+    unsafe { plimsoll_find_dead() }
 }
 
 /// What the operator that this thread runs is for.

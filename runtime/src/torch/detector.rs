@@ -1,0 +1,115 @@
+//! Listens to a loop that marks no iterations, and ends and begins them where they are found.
+
+use std::sync::{Arc, Mutex};
+
+use super::driver::Shared;
+use super::runtime::{Keeper, Next, lock};
+use super::session::{Observer, SessionError, Wish};
+use super::shim::{self, RawAccess, RawOperator};
+use crate::period::{PeriodDetector, Step};
+use crate::trace::Phase;
+
+/// What finds iterations in the operators that it passes on.
+pub(super) struct Detector {
+    shared: Arc<Shared>,
+    keeper: Arc<Mutex<Keeper>>,
+    stream: Mutex<Stream>,
+}
+
+/// The operators so far.
+#[derive(Default)]
+struct Stream {
+    period: PeriodDetector,
+    /// By entry: how many backward passes had begun when its storage was made. Zero for what was there before.
+    made_in: Vec<u32>,
+}
+
+impl Stream {
+    /// What the operator is to the period.
+    fn step(&self, operator: &RawOperator) -> Step {
+        let phase = shim::phase();
+        let made_in = |access: &RawAccess| self.made_in.get(access.entry.index()).copied().unwrap_or_default();
+        let is_older = |access: &RawAccess| made_in(access) < self.period.backward_passes();
+        let updates =
+            phase == Phase::Update && operator.accesses().iter().any(|access| access.is_written() && is_older(access));
+        Step { name: operator.name, phase, updates }
+    }
+
+    fn made(&mut self, operator: &RawOperator) {
+        for created in operator.created() {
+            let index = created.entry.index();
+            if self.made_in.len() <= index {
+                self.made_in.resize(index + 1, 0);
+            }
+            self.made_in[index] = self.period.backward_passes();
+        }
+    }
+}
+
+impl Detector {
+    pub(super) fn new(shared: Arc<Shared>, keeper: Arc<Mutex<Keeper>>) -> Self {
+        Detector { shared, keeper, stream: Mutex::default() }
+    }
+
+    /// Stretches between two updates that an iteration takes, once that is known.
+    pub(super) fn period(&self) -> Option<usize> {
+        lock(&self.stream).period.period()
+    }
+
+    /// Ends the iteration under way.
+    pub(super) fn end(&self) -> Result<(), SessionError> {
+        let ended = self.shared.end().map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+        lock(&self.keeper).after(&mut self.shared.lock(), ended);
+        Ok(())
+    }
+
+    /// One iteration ends and another begins.
+    fn turn(&self) -> Result<(), SessionError> {
+        self.end()?;
+        shim::find_dead();
+        let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
+        self.shared.begin(leader, wanted, line_bytes)
+    }
+
+    /// Whether an iteration begins with the operator.
+    fn begins(&self, operator: &RawOperator) -> bool {
+        let mut stream = lock(&self.stream);
+        let step = stream.step(operator);
+        let bytes_if_resident = || self.shared.lock().residency.bytes_if_resident();
+        if !stream.period.push(step, bytes_if_resident) {
+            return false;
+        }
+        // Between iterations everything is resident: where that exceeds the budget is none.
+        let fits = bytes_if_resident() <= lock(&self.keeper).budget.as_bytes();
+        if !fits {
+            stream.period.reject();
+        }
+        fits
+    }
+}
+
+impl Observer for Detector {
+    fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
+        if self.begins(operator) {
+            self.turn().map_err(|error| error.to_string())?;
+        }
+        self.shared.before(operator)
+    }
+
+    fn after(&self, operator: &RawOperator) {
+        lock(&self.stream).made(operator);
+        self.shared.after(operator);
+    }
+
+    fn failed(&self, operator: &RawOperator) {
+        self.shared.failed(operator);
+    }
+
+    fn pressed(&self, bytes: u64) -> Result<(), String> {
+        self.shared.pressed(bytes)
+    }
+
+    fn refused(&self, bytes: u64) -> Result<bool, String> {
+        self.shared.refused(bytes)
+    }
+}
