@@ -62,7 +62,7 @@ def train_step(model, optimizer, device, before_backward):
 
 
 def fork(runtime, device):
-    """Forks a loader's worker; and on the CPU a process that has a budget of its own, and leaves through its parent's frames."""
+    """Forks a loader's worker; and on the CPU a process with a budget of its own, which leaves through its parent's frames."""
     batches = torch.utils.data.DataLoader(range(8), batch_size=4, num_workers=1, timeout=100)
     assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     if not runtime or device != "cpu":

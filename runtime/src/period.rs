@@ -57,11 +57,6 @@ pub struct PeriodDetector {
 }
 
 impl PeriodDetector {
-    /// A detector that has seen nothing.
-    pub fn new() -> Self {
-        PeriodDetector::default()
-    }
-
     /// Stretches between updates that an iteration takes, once that is known.
     pub fn period(&self) -> Option<usize> {
         self.locked.map(|(_, period)| period)
@@ -72,17 +67,14 @@ impl PeriodDetector {
         self.backward_passes
     }
 
-    /// Takes the next operator. Whether an iteration begins with it. `bytes` says how many would be allocated before it if
-    /// everything were resident.
+    /// Takes the next operator. `bytes` says how many would be allocated before it if everything were resident; that is
+    /// returned where an iteration begins with the operator.
     ///
     /// Sizes are left out on purpose: iterations of different shapes are iterations all the same.
-    pub fn push(&mut self, step: Step, bytes: impl FnOnce() -> u64) -> bool {
+    pub fn push(&mut self, step: Step, bytes: impl FnOnce() -> u64) -> Option<u64> {
         let Step { name, phase, updates } = step;
         let cut = self.has_update && phase == Phase::Forward;
-        if cut {
-            (self.has_backward, self.has_update) = (false, false);
-        }
-        let begins = cut && self.cut(bytes());
+        let begins = if cut { self.cut(bytes()) } else { None };
         let in_backward = phase == Phase::Backward;
         self.backward_passes += u32::from(in_backward && self.last != Some(Phase::Backward));
         self.last = Some(phase);
@@ -99,25 +91,27 @@ impl PeriodDetector {
         self.stretches.clear();
     }
 
-    /// Ends a stretch. Whether an iteration begins here.
-    fn cut(&mut self, bytes: u64) -> bool {
+    /// Ends a stretch. Returns `bytes` where an iteration begins here.
+    fn cut(&mut self, bytes: u64) -> Option<u64> {
+        (self.has_backward, self.has_update) = (false, false);
         let stretch = Stretch { hash: self.hasher.finish() ^ self.operators, bytes: self.started_bytes };
         (self.hasher, self.operators, self.started_bytes) = (DefaultHasher::new(), 0, bytes);
         self.stretches.push_back(stretch);
         if self.stretches.len() > 2 * REPEATS * STRETCHES_MAX {
             self.stretches.pop_front();
         }
-        match &mut self.locked {
-            Some((left, period)) => {
-                *left -= 1;
-                if *left > 0 {
-                    return false;
-                }
+        let begins = match &mut self.locked {
+            Some((left @ 1, period)) => {
                 *left = *period;
                 true
             }
+            Some((left, _)) => {
+                *left -= 1;
+                false
+            }
             None => self.lock(bytes),
-        }
+        };
+        begins.then_some(bytes)
     }
 
     /// Looks for a period that ends here. Whether an iteration begins at this very cut.
@@ -164,10 +158,10 @@ mod tests {
 
     /// Where in the stream iterations are said to begin.
     fn begins(stream: &[(u32, Phase, u64)]) -> Vec<usize> {
-        let mut detector = PeriodDetector::new();
+        let mut detector = PeriodDetector::default();
         let step = |(name, phase, _)| Step { name, phase, updates: phase == Update && name != MEASURES };
         let pushed = stream.iter().enumerate();
-        pushed.filter(|&(_, &one)| detector.push(step(one), || one.2)).map(|(index, _)| index).collect()
+        pushed.filter(|&(_, &one)| detector.push(step(one), || one.2).is_some()).map(|(index, _)| index).collect()
     }
 
     #[test]
@@ -226,11 +220,11 @@ mod tests {
 
     #[test]
     fn a_period_that_is_rejected_has_to_be_seen_again() {
-        let mut detector = PeriodDetector::new();
+        let mut detector = PeriodDetector::default();
         let mut begins = |iterations: usize| {
             let stream = (0..iterations).flat_map(|_| iteration(1, 3));
             let step = |(name, phase, _)| Step { name, phase, updates: phase == Update };
-            let found = stream.filter(|&one| detector.push(step(one), || 1)).count();
+            let found = stream.filter(|&one| detector.push(step(one), || 1).is_some()).count();
             detector.reject();
             (found, detector.period())
         };

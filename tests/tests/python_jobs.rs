@@ -62,6 +62,25 @@ impl Ground {
         ["cpu", "cuda"].into_iter().take(1 + usize::from(self.stand_in.is_some()))
     }
 
+    /// 70 % of what the job takes on `device`.
+    fn budget_bytes(&self, device: &str) -> u64 {
+        let kept = self.job(&format!("--device {device} --iterations 3 --budget 1TiB")).unwrap();
+        kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10
+    }
+
+    /// The report of the job on `device` with those flags within 70 % of what it takes, and with more that only then make
+    /// sense. It keeps every bit of the job that is left alone.
+    fn report_within_budget(&self, device: &str, flags: &str, more: &str) -> Value {
+        let flags = format!("--device {device} {flags}");
+        let untouched = self.job(&flags).unwrap();
+        let budget_bytes = self.budget_bytes(device);
+        let job = self.job(&format!("{flags} --budget {budget_bytes}B {more}")).unwrap();
+        assert_eq!((&job["losses"], &job["parameters"]), (&untouched["losses"], &untouched["parameters"]), "{device}");
+        let report = &job["report"];
+        assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "{device}: {report}");
+        report.clone()
+    }
+
     /// The job on `device`, left alone and by each of `policies` within 70 % of what it takes.
     fn keeps_every_bit(&self, device: &str, policies: &[&str]) {
         let untouched = self.job(&format!("--device {device}")).unwrap();
@@ -108,14 +127,7 @@ fn a_job_on_a_cuda_device_does_too() {
 fn iterations_of_a_job_are_found() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let untouched = ground.job(&format!("--device {device} --iterations 16")).unwrap();
-        let kept = ground.job(&format!("--device {device} --iterations 3 --budget 1TiB")).unwrap();
-        let budget_bytes = kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10;
-        let detected = format!("--device {device} --iterations 16 --detect --budget {budget_bytes}B");
-        let job = ground.job(&detected).unwrap();
-        assert_eq!((&job["losses"], &job["parameters"]), (&untouched["losses"], &untouched["parameters"]), "{device}");
-        let report = &job["report"];
-        assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "{device}: {report}");
+        let report = ground.report_within_budget(device, "--iterations 16", "--detect");
         let planned = report["latest"].as_array().unwrap().iter().filter(|iteration| iteration["course"] == "planned");
         assert!(planned.count() > 6, "{device}: hardly any was planned: {report}");
     }
@@ -124,8 +136,7 @@ fn iterations_of_a_job_are_found() {
 #[test]
 fn other_threads_of_a_job_go_on_while_it_is_planned() {
     let Some(ground) = ground() else { return };
-    let kept = ground.job("--iterations 3 --budget 1TiB").unwrap();
-    let budget_bytes = kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10;
+    let budget_bytes = ground.budget_bytes("cpu");
     let job = ground.job(&format!("--iterations 40 --budget {budget_bytes}B --beside")).unwrap();
     let turns: Vec<u64> = serde_json::from_value(job["turns_at_ends"].clone()).unwrap();
     assert!(turns.iter().any(|&turns| turns > 0), "{turns:?}: {}", job["report"]);
@@ -135,14 +146,7 @@ fn other_threads_of_a_job_go_on_while_it_is_planned() {
 fn what_a_job_forks_within_an_iteration_is_left_alone() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let forks = format!("--device {device} --iterations 6 --forks");
-        let untouched = ground.job(&forks).unwrap();
-        let kept = ground.job(&format!("--device {device} --iterations 3 --budget 1TiB")).unwrap();
-        let budget_bytes = kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10;
-        let job = ground.job(&format!("{forks} --budget {budget_bytes}B")).unwrap();
-        assert_eq!((&job["losses"], &job["parameters"]), (&untouched["losses"], &untouched["parameters"]), "{device}");
-        let report = &job["report"];
-        assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "{device}: {report}");
+        let report = ground.report_within_budget(device, "--iterations 6 --forks", "");
         assert!(report["reactive_evictions"].as_u64() > Some(0), "{device}: nothing was away: {report}");
     }
 }

@@ -150,7 +150,9 @@ mod tests {
             }
             tried += 1;
             let trains = batch <= fits;
-            most = if trains { most.max(batch) } else { most };
+            if trains {
+                most = most.max(batch);
+            }
             Ok(Some(trains))
         });
         (most, tried, all_tried.unwrap())

@@ -14,8 +14,8 @@ class Runtime:
         print(runtime)
 
     Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), not by its address (`data_ptr`, `numpy`),
-    unless an operator has just made or used it. Between iterations all may. What `torch.compile` generates, Triton's kernels and
-    CUDA graphs go by addresses: leave them off.
+    unless an operator has just made or used it. Between iterations all may. What `torch.compile` generates, Triton's kernels
+    and CUDA graphs go by addresses: leave them off.
 
     A process that is forked within an iteration is left alone, as are those of a DataLoader, and has nothing of the tensors
     that are evicted at that moment.

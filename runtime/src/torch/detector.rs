@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
+use super::program::put;
 use super::runtime::{Keeper, Next, lock};
 use super::session::{Observer, SessionError, Wish};
 use super::shim::{self, RawAccess, RawOperator};
@@ -37,11 +38,7 @@ impl Stream {
 
     fn made(&mut self, operator: &RawOperator) {
         for created in operator.created() {
-            let index = created.entry.index();
-            if self.made_in.len() <= index {
-                self.made_in.resize(index + 1, 0);
-            }
-            self.made_in[index] = self.period.backward_passes();
+            put(&mut self.made_in, created.entry.index(), self.period.backward_passes());
         }
     }
 }
@@ -75,12 +72,10 @@ impl Detector {
     fn begins(&self, operator: &RawOperator) -> bool {
         let mut stream = lock(&self.stream);
         let step = stream.step(operator);
-        let bytes_if_resident = || self.shared.lock().residency.bytes_if_resident();
-        if !stream.period.push(step, bytes_if_resident) {
-            return false;
-        }
+        let begins = stream.period.push(step, || self.shared.lock().residency.bytes_if_resident());
+        let Some(bytes) = begins else { return false };
         // Between iterations everything is resident: where that exceeds the budget is none.
-        let fits = bytes_if_resident() <= lock(&self.keeper).budget.as_bytes();
+        let fits = bytes <= lock(&self.keeper).budget.as_bytes();
         if !fits {
             stream.period.reject();
         }

@@ -207,7 +207,7 @@ impl Program {
         }
         for (found, access) in operator.accesses().iter().zip(&expected.accesses) {
             let storage = access.storage.index();
-            if found.bytes != trace.storages[storage].bytes || found.mode != access.mode as u32 {
+            if found.bytes != trace.storages[storage].bytes || found.mode() != access.mode {
                 return at(format!("storage {storage} differs in size or use"));
             }
             let is_unknown = || storage_of.get(found.entry.index()).is_none_or(Option::is_none);
@@ -323,7 +323,7 @@ impl Program {
 }
 
 /// Puts an item into its place in a table that grows.
-fn put<T: Clone + Default>(table: &mut Vec<T>, index: usize, item: T) {
+pub(super) fn put<T: Clone + Default>(table: &mut Vec<T>, index: usize, item: T) {
     if table.len() <= index {
         table.resize(index + 1, T::default());
     }

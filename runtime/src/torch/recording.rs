@@ -40,7 +40,7 @@ struct Step {
     name: u32,
     phase: Phase,
     not_replayable: Option<&'static str>,
-    accesses: Vec<(Local, u32)>,
+    accesses: Vec<(Local, AccessMode)>,
     creates: Vec<Local>,
     frees: Vec<Local>,
 }
@@ -92,8 +92,6 @@ impl Default for Recording {
         Recording::begin(HashMap::new(), Instant::now(), 0)
     }
 }
-
-const MODES: [AccessMode; 4] = [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite, AccessMode::SideEffect];
 
 impl Recording {
     /// Starts with the storages that are known.
@@ -165,7 +163,7 @@ impl Recording {
             if access.is_filled() {
                 self.filled(access.entry);
             }
-            accesses.push((local, access.mode));
+            accesses.push((local, access.mode()));
         }
         let mut creates = Vec::with_capacity(operator.created().len());
         for created in operator.created() {
@@ -425,11 +423,7 @@ fn operators_of(
             spread_ns,
             gap_ns,
             workspace_bytes: peak.saturating_sub(created),
-            accesses: step
-                .accesses
-                .iter()
-                .map(|&(local, mode)| Access { storage: last.id(local), mode: MODES[mode as usize] })
-                .collect(),
+            accesses: step.accesses.iter().map(|&(local, mode)| Access { storage: last.id(local), mode }).collect(),
             creates: step.creates.iter().map(|&local| last.id(local)).collect(),
             frees: step.frees.iter().map(|&local| last.id(local)).collect(),
             not_replayable: step.not_replayable.map(str::to_owned),

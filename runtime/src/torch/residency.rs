@@ -15,13 +15,10 @@ use super::reactive::Reactive;
 use super::report::IterationReport;
 use super::shim::{self, AllocateError, Entry, RawAccess, RawOperator, Recipe, ShimError};
 use crate::hardware::Tier;
-use crate::trace::Phase;
+use crate::trace::{AccessMode, Phase};
 
 /// Reads of the slow tier that may fail one after another before the storage is given up for now.
 const FETCH_ATTEMPTS: usize = 3;
-// How an operator uses a storage: see shim.h.
-const PLIMSOLL_READ: u32 = 0;
-const PLIMSOLL_WRITE: u32 = 1;
 /// Makers kept before the first pruning.
 const MAKERS_MIN: usize = 4096;
 /// Operators between two looks at the clock, where nothing needs to know when each of them ended: a look takes as long as
@@ -486,7 +483,7 @@ impl Residency {
         if self.dropped.is_empty() {
             return None;
         }
-        let written = accesses.iter().filter(|access| access.mode != PLIMSOLL_READ);
+        let written = accesses.iter().filter(|access| access.mode().writes());
         let mut versions = written.filter_map(|access| self.get(access.entry)?.version);
         let root = versions.find(|&version| self.ancestry.is_held(version))?;
         self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next()
@@ -501,10 +498,10 @@ impl Residency {
         written: &mut Vec<Written>,
     ) -> Result<(), Fault> {
         written.clear();
-        if accesses.iter().all(|access| access.mode == PLIMSOLL_READ) {
+        if !accesses.iter().any(|access| access.mode().writes()) {
             return Ok(());
         }
-        for (access, item) in accesses.iter().enumerate().filter(|(_, item)| item.mode != PLIMSOLL_READ) {
+        for (access, item) in accesses.iter().enumerate().filter(|(_, item)| item.mode().writes()) {
             if keeps_recipe {
                 self.version_of(item.entry)?;
             }
@@ -554,9 +551,9 @@ impl Residency {
         read.clear();
         made.clear();
         for (index, access) in operator.accesses().iter().enumerate() {
-            read.push(match access.mode {
-                PLIMSOLL_READ => Some(self.version_of(access.entry)?),
-                PLIMSOLL_WRITE => written.iter().find(|written| written.access == index).map(|old| old.version),
+            read.push(match access.mode() {
+                AccessMode::Read => Some(self.version_of(access.entry)?),
+                AccessMode::Write => written.iter().find(|written| written.access == index).map(|old| old.version),
                 _ => None,
             });
             if access.is_written() {

@@ -190,6 +190,7 @@ impl Session {
         }
         *active = Some(Arc::clone(&observer));
         HERE.set(Some(observer));
+        shim::find_dead();
         shim::intercept(true);
         Ok(Listening { session: *self, _of_this_thread: PhantomData })
     }

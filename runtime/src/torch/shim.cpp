@@ -93,7 +93,6 @@ size_t plimsoll_take_audit_findings(char* out, size_t capacity) {
 }
 
 void plimsoll_intercept(int32_t on) {
-  if (on) entries().find_dead();
   c10::impl::tls_set_dispatch_key_included(kInterceptorKey, on != 0);
 }
 

@@ -85,7 +85,7 @@ void plimsoll_time_on_device(int32_t on);
 // Those times, in ns, since the last call: of each operator, and of the pause before it, the first since the switch. Waits
 // for the device. `count` says how many there are, of which at most `capacity` are written.
 int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t capacity, size_t* count);
-// Notes the storages that died without a report. Between iterations, as plimsoll_intercept() does when it switches on.
+// Notes the storages that died without a report. To be called between iterations.
 void plimsoll_find_dead(void);
 // What the operator that this thread runs is for: PlimsollPhase. Few need to know.
 uint32_t plimsoll_phase(void);

@@ -23,7 +23,7 @@ pub(crate) struct Entry(u32);
 #[repr(C)]
 pub(crate) struct RawAccess {
     pub(crate) entry: Entry,
-    pub(crate) mode: u32,
+    mode: u32,
     pub(crate) bytes: u64,
     locked: *const c_char,
     filled: u32,
@@ -58,9 +58,15 @@ impl RawAccess {
         self.filled == PLIMSOLL_FILLED
     }
 
-    /// Whether the operator writes it.
+    pub(crate) fn mode(&self) -> AccessMode {
+        const MODES: [AccessMode; 4] =
+            [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite, AccessMode::SideEffect];
+        MODES[self.mode as usize]
+    }
+
+    /// Whether a rerun of the operator would write it.
     pub(crate) fn is_written(&self) -> bool {
-        [AccessMode::Write, AccessMode::Overwrite].iter().any(|&mode| self.mode == mode as u32)
+        matches!(self.mode(), AccessMode::Write | AccessMode::Overwrite)
     }
 
     /// Whether that was not to be seen, the storage having no bytes when the operator arrived.
