@@ -13,6 +13,11 @@ import time
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 BATCH, SEQUENCE, WIDTH, SYMBOLS = 8, 64, 64, 50
 
@@ -31,11 +36,64 @@ class Clamp(torch.autograd.Function):
         return gradient * (values.abs() <= 1)
 
 
+class Halves(torch.Tensor):
+    """A tensor that is the sum of two others, halves of it: a class with operators of its own, views among them."""
+
+    @staticmethod
+    def __new__(cls, first, second):
+        return torch.Tensor._make_wrapper_subclass(cls, first.shape, dtype=first.dtype, device=first.device)
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, arguments=(), named=None):
+        def whole(value):
+            return value.first + value.second if isinstance(value, Halves) else value
+
+        return Halves.of(operator(*tree_map(whole, arguments), **tree_map(whole, named or {})))
+
+    @staticmethod
+    def of(whole):
+        return Halves(whole * 0.5, whole * 0.5)
+
+
+class Halve(torch.autograd.Function):
+    @staticmethod
+    def forward(context, whole):
+        return Halves.of(whole)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient.first + gradient.second
+
+
+class Join(torch.autograd.Function):
+    @staticmethod
+    def forward(context, halves):
+        return halves.first + halves.second
+
+    @staticmethod
+    def backward(context, gradient):
+        return Halves.of(gradient)
+
+
+class Count(TorchDispatchMode):
+    """Counts operators."""
+
+    operators = 0
+
+    def __torch_dispatch__(self, operator, types, arguments=(), named=None):
+        self.operators += 1
+        return operator(*arguments, **(named or {}))
+
+
 class Model(nn.Module):
     """Convolutions and batch-norm before a transformer with dropout."""
 
-    def __init__(self):
+    def __init__(self, in_python):
         super().__init__()
+        self.in_python = in_python
         self.tokens = nn.Embedding(SYMBOLS, WIDTH)
         self.smooth = nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True))
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
@@ -46,8 +104,33 @@ class Model(nn.Module):
         hidden = self.tokens(symbols)
         hidden = hidden + self.smooth(hidden.transpose(1, 2)).transpose(1, 2)
         for layer in self.layers.layers:
-            hidden = hidden + Clamp.apply(layer(hidden))
+            hidden = hidden + Clamp.apply(self.run_in_python(layer, hidden) if self.in_python else layer(hidden))
         return self.head(hidden)
+
+    @staticmethod
+    def run_in_python(layer, hidden):
+        """The layer, checkpointed but for its products, of what passed through operators of a class of its own."""
+
+        def keep_products():
+            return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default, torch.ops.aten.bmm.default])
+
+        hidden = Join.apply(nn.functional.silu(Halve.apply(hidden).transpose(0, 1)).transpose(0, 1))
+        return checkpoint(layer, hidden, use_reentrant=False, context_fn=keep_products)
+
+
+def share_work(model, how):
+    """The model of this process among those that share its work."""
+    torch.distributed.init_process_group("gloo")
+    if how == "replicated":
+        return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for layer in model.layers.layers:
+        if how == "sharded":
+            torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
+        else:
+            halves = {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()}
+            parallelize_module(layer, mesh, halves)
+    return torch.distributed.fsdp.fully_shard(model, mesh=mesh) if how == "sharded" else model
 
 
 def train_step(model, optimizer, device, before_backward):
@@ -75,7 +158,7 @@ def fork(runtime, device):
     signal.alarm(100)
     # PyTorch waits for threads that the child does not have.
     os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
-    larger = torch.ones(runtime.budget).sum()
+    larger = torch.ones(min(runtime.budget, 2**24)).sum()
     try:
         with runtime.iteration():
             sys.exit("the parent's runtime works in the child")
@@ -119,6 +202,8 @@ def main():
     parser.add_argument("--detect", action="store_true")
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--forks", action="store_true")
+    parser.add_argument("--in-python", action="store_true")
+    parser.add_argument("--shared", choices=["replicated", "sharded", "split"])
     asked = parser.parse_args()
 
     runtime = None
@@ -128,7 +213,9 @@ def main():
         runtime = plimsoll.Runtime(asked.budget, asked.policy, device=asked.device)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    model = Model().to(asked.device)
+    model = Model(asked.in_python).to(asked.device)
+    if asked.shared:
+        model = share_work(model, asked.shared)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     before_backward = (lambda: fork(runtime, asked.device)) if asked.forks else lambda: None
@@ -136,16 +223,22 @@ def main():
     if asked.beside:
         beside = Beside()
         beside.start()
-    with runtime.detect() if asked.detect else contextlib.nullcontext():
+    count = Count() if asked.in_python else contextlib.nullcontext()
+    with count, runtime.detect() if asked.detect else contextlib.nullcontext():
         for _ in range(asked.iterations):
             guard = runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext()
             with beside.watch(guard) if beside else guard:
                 losses.append(train_step(model, optimizer, asked.device, before_backward))
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
+        tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         digest.update(bytes(tensor.cpu().contiguous().view(-1).view(torch.uint8).tolist()))
     report = runtime.report() if runtime else None
     found = {"losses": losses, "parameters": digest.hexdigest(), "report": report, "text": str(runtime)}
+    if asked.in_python:
+        found["operators"] = count.operators
+    if asked.shared:
+        torch.distributed.destroy_process_group()
     if beside:
         found["turns_at_ends"] = beside.at_ends
     print(json.dumps(found))

@@ -1,7 +1,8 @@
 //! PyTorch jobs in Python keep their bits within a budget, on the CPU and on a CUDA device that is not there.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
 use plimsoll_tests::python::torch_packages;
@@ -41,20 +42,31 @@ fn package(folder: &Path) -> PathBuf {
 }
 
 impl Ground {
-    /// The job with those flags: what it prints, or the last line of its complaint.
-    fn job(&self, flags: &str) -> Result<Value, String> {
+    /// Starts the job with those flags.
+    fn start(&self, flags: &str, environment: &[(&str, &str)]) -> Child {
         let mut python = Command::new("python3");
         python.arg(root().join("tests/python_job.py")).args(flags.split_whitespace());
         python.env("PYTHONPATH", std::env::join_paths(&self.packages).unwrap()).env("GOMP_SPINCOUNT", "0");
         if let Some(stand_in) = &self.stand_in {
             python.envs(stand_in.late(0));
         }
-        let output = python.output().unwrap();
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        if !output.status.success() {
-            return Err(complaint.lines().last().unwrap_or_default().to_owned());
-        }
-        Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {complaint}")))
+        python.envs(environment.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// The job with those flags: what it prints, or the last line of its complaint.
+    fn job(&self, flags: &str) -> Result<Value, String> {
+        end(self.start(flags, &[]))
+    }
+
+    /// The job with those flags, by two processes that share its work.
+    fn shared_job(&self, flags: &str) -> [Value; 2] {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("GLOO_SOCKET_IFNAME", "lo")];
+        let start = |rank| {
+            let place = [("WORLD_SIZE", "2"), ("RANK", rank)];
+            self.start(flags, &[meeting.as_slice(), &place].concat())
+        };
+        ["0", "1"].map(start).map(|process| end(process).unwrap())
     }
 
     /// The devices that there are.
@@ -62,10 +74,9 @@ impl Ground {
         ["cpu", "cuda"].into_iter().take(1 + usize::from(self.stand_in.is_some()))
     }
 
-    /// 70 % of what the job takes on `device`.
-    fn budget_bytes(&self, device: &str) -> u64 {
-        let kept = self.job(&format!("--device {device} --iterations 3 --budget 1TiB")).unwrap();
-        kept["report"]["peak_bytes"].as_u64().unwrap() * 7 / 10
+    /// 70 % of what the job with those flags takes.
+    fn budget_bytes(&self, flags: &str) -> u64 {
+        share(&self.job(&format!("{flags} --iterations 3 --budget 1TiB")).unwrap(), 70)
     }
 
     /// The report of the job on `device` with those flags within 70 % of what it takes, and with more that only then make
@@ -73,20 +84,17 @@ impl Ground {
     fn report_within_budget(&self, device: &str, flags: &str, more: &str) -> Value {
         let flags = format!("--device {device} {flags}");
         let untouched = self.job(&flags).unwrap();
-        let budget_bytes = self.budget_bytes(device);
+        let budget_bytes = self.budget_bytes(&flags);
         let job = self.job(&format!("{flags} --budget {budget_bytes}B {more}")).unwrap();
-        assert_eq!((&job["losses"], &job["parameters"]), (&untouched["losses"], &untouched["parameters"]), "{device}");
-        let report = &job["report"];
-        assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "{device}: {report}");
-        report.clone()
+        assert_within_budget(&job, budget_bytes, &untouched);
+        job["report"].clone()
     }
 
     /// The job on `device`, left alone and by each of `policies` within 70 % of what it takes.
     fn keeps_every_bit(&self, device: &str, policies: &[&str]) {
         let untouched = self.job(&format!("--device {device}")).unwrap();
         let kept = self.job(&format!("--device {device} --budget 1TiB")).unwrap();
-        let peak_bytes = kept["report"]["peak_bytes"].as_u64().unwrap();
-        let budget_bytes = peak_bytes * 7 / 10;
+        let budget_bytes = share(&kept, 70);
         for policy in policies {
             let job = self.job(&format!("--device {device} --budget {budget_bytes}B --policy {policy}")).unwrap();
             for what in ["losses", "parameters"] {
@@ -101,6 +109,30 @@ impl Ground {
             assert_eq!(last["peak_bytes"], last["predicted"]["peak_bytes"], "{policy} on {device}");
         }
     }
+}
+
+/// What a job prints, or the last line of its complaint.
+fn end(job: Child) -> Result<Value, String> {
+    let output = job.wait_with_output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(complaint.lines().last().unwrap_or_default().to_owned());
+    }
+    Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {complaint}")))
+}
+
+/// So much of what a job took.
+fn share(kept: &Value, percent: u64) -> u64 {
+    kept["report"]["peak_bytes"].as_u64().unwrap() * percent / 100
+}
+
+/// Asserts that a job stayed within its budget and kept every bit of the one that was left alone.
+fn assert_within_budget(job: &Value, budget_bytes: u64, untouched: &Value) {
+    let report = &job["report"];
+    for what in ["losses", "parameters", "operators"] {
+        assert_eq!(job[what], untouched[what], "{what}: {report}");
+    }
+    assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "more than {budget_bytes}: {report}");
 }
 
 fn ground() -> Option<&'static Ground> {
@@ -136,7 +168,7 @@ fn iterations_of_a_job_are_found() {
 #[test]
 fn other_threads_of_a_job_go_on_while_it_is_planned() {
     let Some(ground) = ground() else { return };
-    let budget_bytes = ground.budget_bytes("cpu");
+    let budget_bytes = ground.budget_bytes("");
     let job = ground.job(&format!("--iterations 40 --budget {budget_bytes}B --beside")).unwrap();
     let turns: Vec<u64> = serde_json::from_value(job["turns_at_ends"].clone()).unwrap();
     assert!(turns.iter().any(|&turns| turns > 0), "{turns:?}: {}", job["report"]);
@@ -148,6 +180,34 @@ fn what_a_job_forks_within_an_iteration_is_left_alone() {
     for device in ground.devices() {
         let report = ground.report_within_budget(device, "--iterations 6 --forks", "");
         assert!(report["reactive_evictions"].as_u64() > Some(0), "{device}: nothing was away: {report}");
+    }
+}
+
+#[test]
+fn operators_that_a_job_takes_over_in_python_keep_every_bit() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let report = ground.report_within_budget(device, "--in-python", "");
+        let last = report["latest"].as_array().unwrap().last().unwrap();
+        assert_eq!(last["course"], "planned", "{device}: {report}");
+    }
+}
+
+#[test]
+fn a_job_of_several_processes_keeps_every_bit_within_a_budget_of_each() {
+    let Some(ground) = ground() else { return };
+    // A part of each layer's parameters comes when the layer runs, and goes; all have all; some are split for good.
+    for how in ["sharded", "replicated", "split"] {
+        let flags = format!("--shared {how}");
+        let untouched = ground.shared_job(&flags);
+        let kept = ground.shared_job(&format!("{flags} --iterations 3 --budget 1TiB"));
+        let budget_bytes = kept.iter().map(|kept| share(kept, 45)).max().unwrap();
+        let jobs = ground.shared_job(&format!("{flags} --budget {budget_bytes}B"));
+        for (job, untouched) in jobs.iter().zip(&untouched) {
+            assert_within_budget(job, budget_bytes, untouched);
+            let last = job["report"]["latest"].as_array().unwrap().last().unwrap();
+            assert_eq!(last["course"], "planned", "{how}: {}", job["report"]);
+        }
     }
 }
 

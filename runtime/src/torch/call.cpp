@@ -28,9 +28,8 @@ bool covers_storage(const c10::TensorImpl* tensor) {
          tensor->numel() * tensor->itemsize() == storage.nbytes();
 }
 
-bool is_foreign(const c10::StorageImpl& storage) {
-  return !is_ours(storage.data_ptr()) && storage.data_ptr().get();
-}
+// One that was resized to no bytes has none of anybody's; one of the meta device has bytes, but no memory.
+bool is_foreign(const c10::StorageImpl& storage) { return !is_ours(storage.data_ptr()) && storage.nbytes() > 0; }
 
 }  // namespace
 
@@ -84,7 +83,9 @@ void Call::find_accesses() {
       not_replayable_ = "an input has no plain storage";
       if (!tensor->has_storage()) return;
     }
-    if (!facts_.reads_shape_only) access(tensor, argument, plain);
+    if (facts_.reads_shape_only) return;
+    access(tensor->unsafe_storage().unsafeGetStorageImpl(), mode_of(tensor, argument),
+           plain ? facts_.locks : "not a plain strided tensor");
   };
   for (size_t index : facts_.tensor_arguments) {
     const Argument& argument = facts_.arguments[index];
@@ -94,6 +95,8 @@ void Call::find_accesses() {
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef())
         if (element.isTensor()) one(element.unsafeToTensorImpl(), argument);
+    } else if (value.isStorage()) {
+      access(value.toStorage().unsafeGetStorageImpl(), argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ, facts_.locks);
     }
   }
   if (!facts_.writes) return;
@@ -107,16 +110,16 @@ bool Call::writes_statistics() const {
   return flag < 0 || arguments_[flag].toBool();
 }
 
-void Call::access(c10::TensorImpl* tensor, const Argument& argument, bool plain) {
-  c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-  uint32_t mode = PLIMSOLL_READ;
+uint32_t Call::mode_of(c10::TensorImpl* tensor, const Argument& argument) {
   if (argument.is_running_statistic && writes_statistics()) {
-    mode = PLIMSOLL_SIDE_EFFECT;
     if (!argument.is_optional) not_replayable_ = "batch-norm whose statistics cannot be left out";
-  } else if (argument.is_written) {
-    mode = argument.is_overwritten && covers_storage(tensor) ? PLIMSOLL_OVERWRITE : PLIMSOLL_WRITE;
+    return PLIMSOLL_SIDE_EFFECT;
   }
-  const char* locked = plain ? nullptr : "not a plain strided tensor";
+  if (!argument.is_written) return PLIMSOLL_READ;
+  return argument.is_overwritten && covers_storage(tensor) ? PLIMSOLL_OVERWRITE : PLIMSOLL_WRITE;
+}
+
+void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) {
   size_t index = seen_.find(storage, storages_);
   if (index < storages_.size()) {
     // Read here and written there, or overwritten: what it held matters.
@@ -153,7 +156,7 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
     bool foreign = is_foreign(*storage);
     const char* locked = !plain    ? "made by an operator with a result of no plain storage"
                          : foreign ? "not allocated by libtorch's allocator"
-                                   : nullptr;
+                                   : facts_.locks;
     PlimsollEntry entry = entries().of(storage);
     // A program fills in past the dispatcher what the processor can reach.
     if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);

@@ -75,7 +75,8 @@ class Call {
   void end(int32_t answer, const c10::IValue* results);
 
   void find_accesses();
-  void access(c10::TensorImpl* tensor, const Argument& argument, bool plain);
+  void access(c10::StorageImpl* storage, uint32_t mode, const char* locked);
+  uint32_t mode_of(c10::TensorImpl* tensor, const Argument& argument);
   bool writes_statistics() const;
   using Storages = c10::SmallVector<c10::StorageImpl*, 8>;
   Storages find_created(const c10::IValue* results, bool watch);

@@ -165,7 +165,10 @@ impl Driver {
         let suspects: Vec<Entry> = match self.recording {
             Some(_) => self.residency.held().to_vec(),
             // Programs ask for no more than what should be gone by now.
-            None => self.programs.iter().filter(|program| program.matches).flat_map(Program::overdue).collect(),
+            None => {
+                let matching = self.programs.iter().filter(|program| program.matches);
+                matching.flat_map(Program::overdue).map(|(_, entry)| entry).collect()
+            }
         };
         for entry in suspects {
             if self.orphans.contains(&entry) || !self.residency.held().contains(&entry) || !shim::is_orphan(entry)? {

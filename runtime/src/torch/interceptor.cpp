@@ -9,6 +9,7 @@
 #include <ATen/ops/max_pool1d_native.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/PyInterpreterHooks.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -79,8 +80,26 @@ class FactsTable {
 
 FactsTable& facts_table = *new FactsTable();  // outlives every operator
 
+// What libtorch's own fallback for Python excludes while the program's Python code runs an operator, but for the interceptor.
+constexpr c10::DispatchKeySet kAbovePython =
+    (c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
+     c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python)) -
+    c10::DispatchKeySet({c10::DispatchKey::Python, kInterceptorKey, c10::DispatchKey::ZeroTensor, c10::DispatchKey::Conjugate,
+                         c10::DispatchKey::Negative});
+
+// Has the program run an operator that it takes over: in a dispatch mode, or with tensors of a class of its own. The operators
+// that this takes are intercepted, not the one that it stands for.
+void run_in_python(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::Python)) return handle.redispatchBoxed(keys, stack);
+  c10::impl::ExcludeDispatchKeyGuard below(kAbovePython);
+  (*c10::impl::getGlobalPyInterpreter())->dispatch(handle, stack);
+}
+
+}  // namespace
+
 void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
+  keys = keys & kBelowInterceptor;
+  if (C10_UNLIKELY(is_taken_over(keys))) return run_in_python(handle, keys, stack);
   const OperatorFacts& facts = facts_table.of(handle);
   if (facts.is_transparent) {
     handle.redispatchBoxed(keys, stack);
@@ -94,6 +113,8 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
     return stack->data() + (stack->size() - facts.returns);
   });
 }
+
+namespace {
 
 TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
@@ -113,22 +134,16 @@ at::Tensor max_pool1d(const at::Tensor& input, at::IntArrayRef size, at::IntArra
   return as_one.call(input, size, stride, padding, dilation, ceil_mode);
 }
 
+// Announces that the bytes of a storage are about to be replaced, where no operator does that.
+void replaces(const at::Storage&) {}
+
 TORCH_LIBRARY(plimsoll, library) {
   library.def("max_pool1d(Tensor input, int[] size, int[] stride, int[] padding, int[] dilation, bool ceil_mode) -> Tensor");
+  library.def("replaces(Storage(a!) storage) -> ()");
 }
+TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) { library.impl("replaces", &replaces); }
 TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("max_pool1d", &max_pool1d); }
-
-// Views and composites cost nothing: they fall through to their own kernels.
-void register_fallthroughs(torch::Library& library) {
-  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name.compare(0, 6, "aten::") != 0) continue;
-    auto handle = c10::Dispatcher::singleton().findSchema(name);
-    if (!handle || !OperatorFacts(*handle).is_transparent) continue;
-    std::string bare = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    library.impl(bare.c_str(), torch::CppFunction::makeFallthrough());
-  }
-}
 
 }  // namespace
 
@@ -137,7 +152,6 @@ const OperatorFacts& facts_of(const c10::OperatorHandle& handle) { return facts_
 void install_interceptor(const PlimsollCallbacks& given) {
   callbacks = given;
   static torch::Library library(torch::Library::IMPL, "aten", kInterceptorKey, __FILE__, __LINE__);
-  register_fallthroughs(library);
   register_unboxed(library);
 }
 

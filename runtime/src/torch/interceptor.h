@@ -12,6 +12,13 @@ namespace plimsoll {
 
 // An out-of-tree key below autograd that no library here uses (it was torchdistx's).
 constexpr c10::DispatchKey kInterceptorKey = c10::DispatchKey::Fake;
+constexpr c10::DispatchKeySet kBelowInterceptor(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
+
+// Whether the program's Python code takes over an operator with these keys.
+inline bool is_taken_over(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::Python); }
+
+// Runs an operator whose arguments are on a stack, and tells Rust.
+void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Whether a tensor is an ordinary strided view of one storage.
 inline bool has_plain_storage(const c10::TensorImpl* tensor) {

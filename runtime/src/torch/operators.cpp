@@ -49,8 +49,9 @@ Argument::Kind kind_of(const c10::TypePtr& declared) {
     case c10::TypeKind::TupleType:
     case c10::TypeKind::ClassType:
     case c10::TypeKind::AnyType:
-    case c10::TypeKind::StorageType:
       return Argument::Opaque;
+    case c10::TypeKind::StorageType:
+      return Argument::Storage;
     default:
       return Argument::Value;
   }
@@ -68,9 +69,11 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
 
   bool is_batch_norm = kBatchNorm.count(bare) > 0;
   bool foreign = space != "aten" && space != "prims" && space != "plimsoll";
-  bool hides_writes = space == "c10d" || space == "_c10d_functional";
+  bool communicates = space.find("c10d") != std::string::npos;
+  // It goes on when the operator has returned.
+  if (communicates) locks = "may be on its way to other processes, or from them";
   auto hidden_write = kUndeclaredWrites.find(bare);
-  bool opaque = false;
+  bool opaque = false, takes_storage = false;
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
     const auto& declared = schema.arguments()[index];
     Argument argument;
@@ -80,10 +83,11 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     declared_write |= hidden_write != kUndeclaredWrites.end() && hidden_write->second == declared.name();
     bool statistic = is_batch_norm && (declared.name() == "running_mean" || declared.name() == "running_var");
     argument.is_running_statistic = statistic;
-    argument.is_written =
-        argument.kind != Argument::Value && !statistic && (declared_write || hides_writes || argument.kind == Argument::Opaque);
+    bool may_be_written = declared_write || communicates || argument.kind == Argument::Opaque;
+    argument.is_written = argument.kind != Argument::Value && !statistic && may_be_written;
     argument.is_overwritten = argument.is_written && index == 0 && kOverwriting.count(bare) > 0;
     opaque |= argument.kind == Argument::Opaque;
+    takes_storage |= argument.kind == Argument::Storage;
     writes |= argument.is_written;
     if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);
     if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
@@ -105,7 +109,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     not_replayable = "not an ATen operator";
   } else if (opaque) {
     not_replayable = "an argument may hide tensors";
-  } else if (kResizing.count(bare)) {
+  } else if (takes_storage || kResizing.count(bare)) {
     not_replayable = "changes the size or the identity of a storage";
   } else if (bare == "record_stream") {
     not_replayable = "has an effect beside its tensors";

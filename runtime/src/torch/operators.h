@@ -13,6 +13,7 @@ struct Argument {
   enum Kind : uint8_t {
     Value,          // no tensor in it
     Tensor,         // a tensor, an optional one, or a list of either
+    Storage,        // the storage itself
     Opaque,         // something that may hide tensors
   };
   Kind kind = Value;
@@ -38,6 +39,7 @@ struct OperatorFacts {
   bool is_factory = false;       // makes its result from nothing but numbers: a program may fill it in past the dispatcher
   bool writes = false;           // any argument is written, statistics aside
   const char* not_replayable = nullptr;
+  const char* locks = nullptr;   // why the storages that it uses or makes must stay from then on
 
   explicit OperatorFacts(const c10::OperatorHandle& operator_handle);
 };

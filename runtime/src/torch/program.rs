@@ -238,17 +238,22 @@ impl Program {
     }
 
     /// Storages that the program should have let go of after the last operator, and that are still there.
-    pub(crate) fn overdue(&self) -> impl Iterator<Item = Entry> {
+    pub(crate) fn overdue(&self) -> impl Iterator<Item = (StorageId, Entry)> {
         let last = self.operator.checked_sub(1).map(|last| &self.known.trace.operators[last]);
-        last.into_iter().flat_map(|last| &last.frees).filter_map(|storage| self.entry[storage.index()])
+        let frees = last.into_iter().flat_map(|last| &last.frees).copied();
+        frees.filter_map(|storage| Some((storage, self.entry[storage.index()]?)))
     }
 
-    /// Checks that the program has let go of what the trace says it lets go of after the last operator.
+    /// Checks that the program has let go of what the trace says it lets go of after the last operator. Locked storages may
+    /// be held by another thread for a while: one that sends them to another process, say.
     fn check_frees(&self) -> Result<(), String> {
-        let Some(last) = self.operator.checked_sub(1) else { return Ok(()) };
-        match self.known.trace.operators[last].frees.iter().find(|storage| self.entry[storage.index()].is_some()) {
+        let storages = &self.known.trace.storages;
+        match self.overdue().find(|(storage, _)| storages[storage.index()].locked.is_none()) {
             None => Ok(()),
-            Some(storage) => Err(format!("storage {} outlives operator {last} ({})", storage.0, self.name(last))),
+            Some((storage, _)) => {
+                let last = self.operator - 1;
+                Err(format!("storage {} outlives operator {last} ({})", storage.0, self.name(last)))
+            }
         }
     }
 

@@ -28,6 +28,13 @@ pub(crate) struct RawStorage {
     pub(crate) locked: Option<&'static str>,
 }
 
+impl RawStorage {
+    /// Why no iteration may evict it.
+    fn locked_for_good(&self) -> Option<&'static str> {
+        self.locked.filter(|&why| why != MADE_ANEW)
+    }
+}
+
 /// A storage that was there before the iteration, and what the iteration before knew it as, if that was recorded.
 pub(crate) type Known = (Option<Local>, RawStorage);
 
@@ -35,7 +42,7 @@ pub(crate) type Known = (Option<Local>, RawStorage);
 /// before its first use.
 const MADE_ANEW: &str = "made anew before each iteration";
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 struct Step {
     name: u32,
     phase: Phase,
@@ -43,6 +50,14 @@ struct Step {
     accesses: Vec<(Local, AccessMode)>,
     creates: Vec<Local>,
     frees: Vec<Local>,
+}
+
+impl Step {
+    /// Whether both do the same to the same storages.
+    fn is_like(&self, other: &Step) -> bool {
+        let does = |step: &Step| (step.name, step.phase, step.not_replayable);
+        does(self) == does(other) && self.accesses == other.accesses && self.creates == other.creates
+    }
 }
 
 /// What was measured of one operator.
@@ -118,7 +133,10 @@ impl Recording {
         let local = match self.now.local.remove(&entry) {
             Some(local) => Some(local),
             // Never used by this iteration, but known from before.
-            None => self.before.remove(&entry).map(|(known, storage)| self.now.add_initial(storage, known)),
+            None => {
+                let known = self.before.remove(&entry).filter(|(_, storage)| storage.locked_for_good().is_none());
+                known.map(|(known, storage)| self.now.add_initial(storage, known))
+            }
         };
         if let (Some(local), Some(step)) = (local, self.now.steps.last_mut()) {
             step.frees.push(local);
@@ -143,7 +161,10 @@ impl Recording {
                 None => {
                     let mut storage = RawStorage { bytes: access.bytes, locked: access.locked() };
                     let known = match self.before.get(&access.entry) {
-                        Some(&(known, _)) => known,
+                        Some((known, seen)) => {
+                            storage.locked = storage.locked.or(seen.locked_for_good());
+                            *known
+                        }
                         None => {
                             storage.locked = storage.locked.or(Some(MADE_ANEW));
                             None
@@ -155,7 +176,7 @@ impl Recording {
                 }
             };
             let storage = self.now.storage_mut(local);
-            storage.locked = storage.locked.or(access.locked());
+            storage.locked = access.locked().or(storage.locked);
             if storage.bytes != access.bytes {
                 storage.locked = Some("changes its size");
                 storage.bytes = storage.bytes.max(access.bytes);
@@ -293,6 +314,11 @@ impl RecordedIteration {
         self.local.iter().map(|(&entry, &local)| (self.id(local), entry)).collect()
     }
 
+    /// What a step lets go of that a plan might evict. The rest may die whenever another thread lets go of it.
+    fn frees<'a>(&'a self, step: &'a Step) -> impl Iterator<Item = Local> + 'a {
+        step.frees.iter().copied().filter(|&local| self.storage(local).locked.is_none())
+    }
+
     /// Whether the same operators do the same to the same storages.
     pub(crate) fn same_steps(&self, other: &RecordedIteration) -> Result<(), RecordError> {
         let differ = |what: String| Err(RecordError::NotRepeating(what));
@@ -300,7 +326,7 @@ impl RecordedIteration {
             return differ(format!("{} operators, then {}", self.steps.len(), other.steps.len()));
         }
         for (index, (a, b)) in self.steps.iter().zip(&other.steps).enumerate() {
-            if a != b {
+            if !a.is_like(b) || !self.frees(a).eq(other.frees(b)) {
                 return differ(format!(
                     "operator {index} is {}, then {}",
                     operator_name(a.name),

@@ -542,6 +542,12 @@ impl Residency {
         cost_ns: u64,
     ) -> Result<Option<MakerId>, Fault> {
         self.end_writes(written);
+        // What it made may hold what it used, where no operator says so.
+        for access in operator.accesses().iter().filter(|access| access.is_locked()) {
+            if let Ok(live) = self.live_mut(access.entry) {
+                live.locked = live.locked.or(access.locked());
+            }
+        }
         let is_fresh = operator.accesses().is_empty();
         for created in operator.created() {
             self.known(created.entry, created.bytes, created.locked()).is_fresh = is_fresh;

@@ -116,8 +116,22 @@ struct Kernel<Operator, Result(Arguments...)> {
     return facts;
   }
 
+  // The other way, for what is not to be taken at its word: see intercept().
+  static Result run_boxed(c10::DispatchKeySet keys, Arguments... arguments) {
+    static const auto boxed = c10::BoxedKernel::makeFromFunction<&intercept>();
+    return c10::impl::BoxedKernelWrapper<Result(Arguments...)>::call(boxed, facts().handle, keys,
+                                                                     std::forward<Arguments>(arguments)...);
+  }
+
+  // Of what has nothing to be intercepted.
+  static Result pass(c10::DispatchKeySet keys, Arguments... arguments) {
+    if (C10_UNLIKELY(is_taken_over(keys))) return run_boxed(keys, std::forward<Arguments>(arguments)...);
+    return Operator::redispatch(keys & kBelowInterceptor, std::forward<Arguments>(arguments)...);
+  }
+
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
+    if (C10_UNLIKELY(is_taken_over(keys))) return run_boxed(keys, std::forward<Arguments>(arguments)...);
+    keys = keys & kBelowInterceptor;
     // Whatever happens from here on is the interceptor's own or inside the operator.
     c10::impl::ExcludeDispatchKeyGuard not_again(kInterceptorKey);
     Borrowed<sizeof...(Arguments)> values;
@@ -148,22 +162,38 @@ struct Kernel<Operator, Result(Arguments...)> {
     }
   }
 
-  static void add_to(torch::Library& library) {
-    std::string name = std::string(Operator::name) + (*Operator::overload_name ? "." : "") + Operator::overload_name;
-    TORCH_CHECK(!facts().is_transparent, name, " is not intercepted");
-    library.impl(name.c_str(), TORCH_FN(&Kernel::run));
+  static std::string name() {
+    return std::string(Operator::name) + (*Operator::overload_name ? "." : "") + Operator::overload_name;
   }
 };
 
 template <class... Operators>
+void add_views(torch::Library& library) {
+  auto add = [&](auto kernel) {
+    TORCH_CHECK(kernel.facts().is_transparent, kernel.name(), " is intercepted");
+    library.impl(kernel.name().c_str(), TORCH_FN(&decltype(kernel)::pass));
+  };
+  (add(Kernel<Operators, typename Operators::schema>()), ...);
+}
+
+template <class... Operators>
 void add_all(torch::Library& library) {
-  (Kernel<Operators, typename Operators::schema>::add_to(library), ...);
+  auto add = [&](auto kernel) {
+    TORCH_CHECK(!kernel.facts().is_transparent, kernel.name(), " is not intercepted");
+    library.impl(kernel.name().c_str(), TORCH_FN(&decltype(kernel)::run));
+  };
+  (add(Kernel<Operators, typename Operators::schema>()), ...);
 }
 
 }  // namespace
 
 void register_unboxed(torch::Library& library) {
   namespace ops = at::_ops;
+  // Views.
+  add_views<ops::_reshape_alias, ops::_unsafe_view, ops::alias, ops::as_strided, ops::detach, ops::diagonal, ops::expand,
+            ops::lift_fresh, ops::permute, ops::select_int, ops::slice_Tensor, ops::split_Tensor, ops::split_with_sizes,
+            ops::squeeze, ops::squeeze_dim, ops::squeeze_dims, ops::t, ops::transpose_int, ops::unbind_int, ops::unfold,
+            ops::unsqueeze, ops::view, ops::view_dtype>(library);
   // Arithmetic.
   add_all<ops::add_Tensor, ops::add__Tensor, ops::add_Scalar, ops::add__Scalar, ops::sub_Tensor, ops::sub__Tensor,
           ops::sub_Scalar, ops::mul_Tensor, ops::mul__Tensor, ops::mul_Scalar, ops::mul__Scalar, ops::div_Tensor,
