@@ -26,6 +26,7 @@ fn main() {
         "call",
         "unboxed",
         "interceptor",
+        "region",
         "settings",
         "shim",
     ];

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 
 import torch
 from torch import nn
@@ -78,6 +80,78 @@ class Join(torch.autograd.Function):
         return Halves.of(gradient)
 
 
+class Graph:
+    """What runs past the dispatcher, as graphs of `torch.compile` do."""
+
+    mutated_input_idxs, constants, source_code = (), None, ""
+
+    def __init__(self, function, is_backward):
+        self.function, self.fx_kwargs = function, {"is_backward": is_backward}
+
+    def __call__(self, *inputs):
+        return RUN_GRAPH(self, Graph.run, list(inputs))
+
+    def run(self, inputs):
+        return self.function(inputs)
+
+
+def RUN_GRAPH(graph, run, inputs):
+    """What is Plimsoll's where there is a budget."""
+    return run(graph, inputs)
+
+
+def drop_out(inputs):
+    (values,) = inputs
+    inputs.clear()
+    kept = torch.rand_like(values) > 0.1
+    return [values.tanh() * kept, kept]
+
+
+def drop_back(inputs):
+    values, kept, gradient = inputs
+    inputs.clear()
+    slope = 1 - values.tanh() ** 2
+    del values
+    # Into what only it needs.
+    return [slope.mul_(kept.logical_and_(gradient != 0)).mul_(gradient)]
+
+
+class DropOut(torch.autograd.Function):
+    forward_graph, backward_graph = Graph(drop_out, False), Graph(drop_back, True)
+
+    @staticmethod
+    def forward(context, values):
+        result, kept = DropOut.forward_graph(values)
+        context.save_for_backward(values, kept)
+        return result
+
+    @staticmethod
+    def backward(context, gradient):
+        return DropOut.backward_graph(*context.saved_tensors, gradient)[0]
+
+
+class ByAddress(torch.autograd.Function):
+    """A copy by what knows addresses only; its backward pass reads there what has been idle."""
+
+    @staticmethod
+    def forward(context, values):
+        made = torch.empty_like(values)
+        TOUCH(made, read=[values])
+        ctypes.memmove(made.data_ptr(), values.data_ptr(), values.nbytes)
+        context.save_for_backward(made)
+        return made.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        (made,) = context.saved_tensors
+        TOUCH(read=[made])
+        return gradient * (1 + zlib.crc32(ctypes.string_at(made.data_ptr(), made.nbytes)) % 16 / 16)
+
+
+def TOUCH(*tensors, read=()):
+    """What is Plimsoll's where there is a budget."""
+
+
 class Count(TorchDispatchMode):
     """Counts operators."""
 
@@ -91,9 +165,9 @@ class Count(TorchDispatchMode):
 class Model(nn.Module):
     """Convolutions and batch-norm before a transformer with dropout."""
 
-    def __init__(self, in_python):
+    def __init__(self, in_python, past_dispatcher):
         super().__init__()
-        self.in_python = in_python
+        self.in_python, self.past_dispatcher = in_python, past_dispatcher
         self.tokens = nn.Embedding(SYMBOLS, WIDTH)
         self.smooth = nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True))
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
@@ -105,6 +179,8 @@ class Model(nn.Module):
         hidden = hidden + self.smooth(hidden.transpose(1, 2)).transpose(1, 2)
         for layer in self.layers.layers:
             hidden = hidden + Clamp.apply(self.run_in_python(layer, hidden) if self.in_python else layer(hidden))
+            if self.past_dispatcher:
+                hidden = self.past_dispatcher.apply(hidden)
         return self.head(hidden)
 
     @staticmethod
@@ -203,6 +279,8 @@ def main():
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--forks", action="store_true")
     parser.add_argument("--in-python", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--past-dispatcher", choices=["graphs", "addresses"])
     parser.add_argument("--shared", choices=["replicated", "sharded", "split"])
     asked = parser.parse_args()
 
@@ -211,9 +289,14 @@ def main():
         import plimsoll
 
         runtime = plimsoll.Runtime(asked.budget, asked.policy, device=asked.device)
+        global RUN_GRAPH, TOUCH
+        RUN_GRAPH, TOUCH = plimsoll._compiled.run_as_region, plimsoll.touch
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    model = Model(asked.in_python).to(asked.device)
+    past_dispatcher = {None: None, "graphs": DropOut, "addresses": ByAddress}[asked.past_dispatcher]
+    model = Model(asked.in_python, past_dispatcher).to(asked.device)
+    if asked.compiled:
+        model.layers.layers = nn.ModuleList(map(torch.compile, model.layers.layers))
     if asked.shared:
         model = share_work(model, asked.shared)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

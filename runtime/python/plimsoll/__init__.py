@@ -13,17 +13,12 @@ if not torch.__version__.startswith(_LIBTORCH):
 # After torch: it uses the libtorch that torch has loaded.
 from ._plimsoll import Guard, Runtime  # noqa: E402
 
-_resize = torch.UntypedStorage.resize_
+# What programs do past the dispatcher, by operators of the extension.
+from . import _compiled, _resized  # noqa: E402, F401
 
 
-def _resize_announced(storage, size):
-    # Sharded models let go of what they gathered by this, which is no operator. What was dropped and is to be computed again
-    # from those bytes is restored before they go.
-    if storage.nbytes() > 0:
-        torch.ops.plimsoll.replaces(storage)
-    return _resize(storage, size)
+def touch(*tensors, read=()):
+    torch.ops.plimsoll.touch(read, tensors)
 
 
-torch.UntypedStorage.resize_ = _resize_announced
-
-__all__ = ["Guard", "Runtime"]
+__all__ = ["Guard", "Runtime", "touch"]

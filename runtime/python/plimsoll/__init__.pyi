@@ -1,6 +1,9 @@
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
+
+from torch import Tensor
 
 class Runtime:
     """Keeps one training loop of the process within a budget. Make it before the model, for what is allocated earlier is
@@ -13,9 +16,12 @@ class Runtime:
                 train_step(model, batch)
         print(runtime)
 
-    Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), not by its address (`data_ptr`, `numpy`),
-    unless an operator has just made or used it. Between iterations all may. What `torch.compile` generates, Triton's kernels
-    and CUDA graphs go by addresses: leave them off.
+    Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), not by its address (`data_ptr`, `numpy`, a
+    kernel of Triton's), unless an operator has just made or used it, or `touch` has. Between iterations all may.
+
+    What `torch.compile` makes of a function is one operator: what it reads is there while it runs, and nothing within is evicted.
+    Compile layers rather than the whole model. Leave CUDA graphs off, which go on with addresses that tensors have left; those of
+    `torch.compile` are.
 
     A process that is forked within an iteration is left alone, as are those of a DataLoader, and has nothing of the tensors
     that are evicted at that moment.
@@ -70,3 +76,10 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool: ...
+
+def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None:
+    """Brings tensors back. Until the next operator they may be used by their addresses: by a kernel of Triton's, a library,
+    `numpy`. Those of `read` must not be written meanwhile, and may still be dropped and computed again later.
+
+    Raises torch.OutOfMemoryError where they find no room.
+    """

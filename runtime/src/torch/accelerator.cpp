@@ -92,7 +92,7 @@ void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
   } else if (event.action_ == Event::FREE_REQUESTED) {
     auto block = blocks().take(start);
     if (!block) return;  // from before the session
-    unbook(block->bytes);
+    unbook(block->bytes, block->owner);
     if (block->owner) report_freed(block->owner);
   }
 }

@@ -63,9 +63,10 @@ bool count(uint64_t bytes) {
   return true;
 }
 
-void uncount(uint64_t bytes) {
+// `owner` is that of bytes that were there before the operator under way.
+void uncount(uint64_t bytes, uint32_t owner = 0) {
   live.fetch_sub(bytes, std::memory_order_relaxed);
-  if (!ours_depth) operator_bytes.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  if (!ours_depth && !owner) operator_bytes.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
 }
 
 void evict_or_throw(uint64_t bytes) {
@@ -95,8 +96,8 @@ Header* header_before(size_t bytes, uint64_t counted) {
 void free_bytes(void* bytes) {
   if (!bytes) return;
   Header* header = header_of(bytes);
-  uncount(header->bytes);
   uint32_t owner = header->owner.load(std::memory_order_relaxed);
+  uncount(header->bytes, owner);
   std::free(reinterpret_cast<char*>(header) - header->lead_bytes);
   if (owner) report_free(owner);
 }
@@ -199,7 +200,7 @@ bool evict_more(uint64_t bytes) {
 bool is_under_line() { return !ours_depth && make_room && line.load(std::memory_order_relaxed) != UINT64_MAX; }
 
 void book(uint64_t bytes) { mark_peaks(live.fetch_add(bytes, std::memory_order_relaxed) + bytes, bytes); }
-void unbook(uint64_t bytes) { uncount(bytes); }
+void unbook(uint64_t bytes, uint32_t owner) { uncount(bytes, owner); }
 
 Ours::Ours() { ++ours_depth; }
 Ours::~Ours() { --ours_depth; }

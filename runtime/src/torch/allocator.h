@@ -32,7 +32,8 @@ uint64_t live_bytes();
 uint64_t peak_bytes();
 void reset_peak();
 // The most bytes that were allocated at once on top of those of the last reset_operator_peak(). What is `Ours` does not
-// count: neither the bytes that an eviction frees nor those that a restored storage takes.
+// count: neither the bytes that an eviction frees nor those that a restored storage takes. Nor do an operator's inputs count
+// that are let go of before it ends.
 uint64_t operator_peak_bytes();
 void reset_operator_peak();
 
@@ -51,7 +52,7 @@ bool evict_more(uint64_t bytes);
 // Whether there is a line, and this thread allocates for the program.
 bool is_under_line();
 void book(uint64_t bytes);
-void unbook(uint64_t bytes);
+void unbook(uint64_t bytes, uint32_t owner);
 
 // What this thread allocates and frees meanwhile is done on Rust's behalf: it still counts, but over the line it fails
 // at once, for Rust makes room first.

@@ -48,24 +48,32 @@ int32_t Call::ask() {
   return answer;
 }
 
-void Call::begin(bool wants_times) {
+void Call::begin() {
   if (C10_UNLIKELY(audited_for.load(std::memory_order_relaxed) != PLIMSOLL_NO_AUDIT))
     audit_ = std::make_unique<Audit>(facts_, storages_, accesses_);
   reset_operator_peak();
   refusals_ = refusals.load(std::memory_order_relaxed);
-  if (wants_times) {
+  if (answer_ & PLIMSOLL_TIMES) {
     event_.start_ns = now_ns();
     accelerator_operator_starts();
   }
 }
 
-void Call::end(int32_t answer, const c10::IValue* results) {
-  if (answer & PLIMSOLL_TIMES) {
+void Call::finish(const c10::IValue* results) {
+  if (C10_UNLIKELY(refusals.load(std::memory_order_relaxed) != refusals_)) {
+    try {
+      throw_refusal_after(refusals_);
+    } catch (...) {
+      fail();
+      throw;
+    }
+  }
+  if (answer_ & PLIMSOLL_TIMES) {
     accelerator_operator_ends();
     event_.end_ns = now_ns();
   }
   event_.peak_bytes = operator_peak_bytes();
-  auto created = find_created(results, (answer & PLIMSOLL_WATCH) && facts_.is_factory);
+  auto created = find_created(results, (answer_ & PLIMSOLL_WATCH) && facts_.is_factory);
   if (C10_UNLIKELY(audit_ != nullptr)) audit_->end(created);
   event_.created = created_.data();
   event_.created_count = created_.size();
@@ -95,8 +103,8 @@ void Call::find_accesses() {
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef())
         if (element.isTensor()) one(element.unsafeToTensorImpl(), argument);
-    } else if (value.isStorage()) {
-      access(value.toStorage().unsafeGetStorageImpl(), argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ, facts_.locks);
+    } else if (value.isStorage() && argument.is_written) {
+      access(value.toStorage().unsafeGetStorageImpl(), PLIMSOLL_WRITE, facts_.locks);
     }
   }
   if (!facts_.writes) return;

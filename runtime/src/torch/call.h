@@ -50,30 +50,36 @@ class Call {
   // `complete` puts in the arguments that only a recipe needs; `invoke` runs the operator and returns its results.
   template <class Complete, class Invoke>
   void run(Complete complete, Invoke invoke) {
-    int32_t answer = ask();
-    if ((answer & PLIMSOLL_RECIPE) && !not_replayable_) {
-      complete();
-      recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
-    }
-    begin(answer & PLIMSOLL_TIMES);
+    start(complete);
     const c10::IValue* results;
     try {
       results = invoke();
-      if (C10_UNLIKELY(refusals.load(std::memory_order_relaxed) != refusals_)) throw_refusal_after(refusals_);
     } catch (...) {
-      callbacks.failed(&event_);
+      fail();
       throw;
     }
-    end(answer, results);
+    finish(results);
   }
 
- private:
-  // Tells Rust what is about to run. Returns what it asks for; throws where it refuses.
-  int32_t ask();
-  void begin(bool wants_times);
-  // Tells Rust what has run.
-  void end(int32_t answer, const c10::IValue* results);
+  // Tells Rust what is about to run. Throws where it refuses; then there is nothing to end.
+  template <class Complete>
+  void start(Complete complete) {
+    answer_ = ask();
+    if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
+      complete();
+      recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
+    }
+    begin();
+  }
+  // Tells Rust what has run; throws where it did with less memory than it asked for. The arguments may be gone.
+  void finish(const c10::IValue* results);
+  // Tells Rust that it has failed.
+  void fail() { callbacks.failed(&event_); }
 
+ private:
+  // What Rust wants of it: the sum of PlimsollWish.
+  int32_t ask();
+  void begin();
   void find_accesses();
   void access(c10::StorageImpl* storage, uint32_t mode, const char* locked);
   uint32_t mode_of(c10::TensorImpl* tensor, const Argument& argument);
@@ -88,6 +94,7 @@ class Call {
   PlimsollOperator event_;
   OwnedRecipe recipe_;
   Seen seen_;
+  int32_t answer_ = 0;     // what Rust wants of it
   uint64_t refusals_ = 0;  // before it ran
   std::unique_ptr<Audit> audit_;  // where there is one
   Storages storages_;

@@ -134,14 +134,24 @@ at::Tensor max_pool1d(const at::Tensor& input, at::IntArrayRef size, at::IntArra
   return as_one.call(input, size, stride, padding, dilation, ceil_mode);
 }
 
-// Announces that the bytes of a storage are about to be replaced, where no operator does that.
+// Announce that the bytes of a storage are about to be replaced, and that it has got others, where no operator does that.
 void replaces(const at::Storage&) {}
+at::Storage replaced(const at::Storage& storage) { return storage; }
+
+// Announces that tensors are about to be used by their addresses.
+void touch(at::TensorList, at::TensorList) {}
 
 TORCH_LIBRARY(plimsoll, library) {
   library.def("max_pool1d(Tensor input, int[] size, int[] stride, int[] padding, int[] dilation, bool ceil_mode) -> Tensor");
   library.def("replaces(Storage(a!) storage) -> ()");
+  library.def("replaced(Storage storage) -> Storage");
+  library.def("touch(Tensor[] read, Tensor[] written) -> ()");
 }
-TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) { library.impl("replaces", &replaces); }
+TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
+  library.impl("replaces", &replaces);
+  library.impl("replaced", &replaced);
+  library.impl("touch", &touch);
+}
 TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("max_pool1d", &max_pool1d); }
 

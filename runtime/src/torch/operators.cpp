@@ -25,7 +25,12 @@ const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",      "m
 // Arguments that they write though the schema does not say so: what libraries keep for a backward pass, or draw from.
 const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn_rnn_layer_backward", "workspace"},
                                                                         {"_cudnn_rnn", "dropout_state"},
-                                                                        {"_cudnn_rnn_backward", "reserve"}};
+                                                                        {"_cudnn_rnn_backward", "reserve"},
+                                                                        {"region", "written"},
+                                                                        {"region_once", "written"},
+                                                                        {"touch", "written"}};
+// They cannot be told what a rerun would have to be, or are for what happens around them.
+const Names kOnce = {"record_stream", "region_once", "touch"};
 
 // Composites that read bytes themselves, where no operator that they call does.
 const Names kReadingComposites = {"max_pool1d"};
@@ -69,9 +74,10 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
 
   bool is_batch_norm = kBatchNorm.count(bare) > 0;
   bool foreign = space != "aten" && space != "prims" && space != "plimsoll";
-  bool communicates = space.find("c10d") != std::string::npos;
+  bool communicates = space.find("c10d") != std::string::npos || bare == "communicating_region";
   // It goes on when the operator has returned.
   if (communicates) locks = "may be on its way to other processes, or from them";
+  if (bare == "replaced") locks = "changes its size";
   auto hidden_write = kUndeclaredWrites.find(bare);
   bool opaque = false, takes_storage = false;
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
@@ -107,12 +113,12 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   for (const auto& argument : arguments) has_tensor |= argument.kind == Argument::Tensor;
   if (foreign) {
     not_replayable = "not an ATen operator";
+  } else if (communicates || kOnce.count(bare)) {
+    not_replayable = "has an effect beside its tensors, or needs more than those";
   } else if (opaque) {
     not_replayable = "an argument may hide tensors";
   } else if (takes_storage || kResizing.count(bare)) {
     not_replayable = "changes the size or the identity of a storage";
-  } else if (bare == "record_stream") {
-    not_replayable = "has an effect beside its tensors";
   } else if (bare.find("empty") != std::string::npos) {
     not_replayable = "its bytes are undefined";
   }

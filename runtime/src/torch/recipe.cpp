@@ -438,7 +438,15 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
 bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10::StorageImpl*> known,
                      c10::SmallVectorImpl<c10::StorageImpl*>& created) {
   bool plain = true;
+  auto add = [&](c10::StorageImpl* storage) {
+    for (auto* one : known)
+      if (one == storage) return;
+    for (auto* one : created)
+      if (one == storage) return;
+    created.push_back(storage);
+  };
   auto one = [&](const c10::IValue& value) {
+    if (value.isStorage()) return add(value.toStorage().unsafeGetStorageImpl());
     if (!value.isTensor()) {
       plain &= !(value.isObject() || value.isCustomClass());
       return;
@@ -449,12 +457,7 @@ bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10
       plain = false;
       return;
     }
-    auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-    for (auto* one : known)
-      if (one == storage) return;
-    for (auto* one : created)
-      if (one == storage) return;
-    created.push_back(storage);
+    add(tensor->unsafe_storage().unsafeGetStorageImpl());
   };
   for (size_t index = 0; index < count; ++index) {
     if (results[index].isList()) {

@@ -281,14 +281,19 @@ impl Residency {
         }
     }
 
-    /// Books the storages that have died since the last call.
+    /// Books the storages that have died since the last call. Those that an operator under way has let go of count as alive
+    /// until it has run.
     pub(crate) fn absorb_freed(&mut self) -> Result<(), Fault> {
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
         while std::mem::take(&mut more) {
-            let mut freed = std::mem::take(&mut self.freed);
+            let (mut freed, mut used) = (std::mem::take(&mut self.freed), Vec::new());
             shim::take_freed(&mut freed);
             for entry in freed.drain(..) {
+                if self.get(entry).is_some_and(|live| live.users > 0) {
+                    used.push(entry);
+                    continue;
+                }
                 if let Some(mut live) = self.live.get_mut(entry.index()).and_then(Option::take) {
                     if let Place::Offloading(ticket) | Place::Prefetching(ticket) = &live.place {
                         // The copy reads or writes bytes that `forget` frees. A dead worker touches them no more.
@@ -307,6 +312,7 @@ impl Residency {
                 }
                 shim::forget(entry);
             }
+            freed.append(&mut used);
             self.freed = freed;
         }
         Ok(())

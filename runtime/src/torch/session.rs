@@ -229,8 +229,8 @@ extern "C" fn after_fork() {
 extern "C" fn begin_child() {
     shim::intercept(false);
     shim::set_line(u64::MAX);
-    // Not dropped, for that waits for threads.
-    std::mem::forget(HERE.take());
+    // Not dropped, for that waits for threads. Where what an operator does has forked, its listener is in use for good.
+    HERE.with(|here| here.try_borrow_mut().map(|mut here| std::mem::forget(here.take())).ok());
     std::mem::forget(ACTIVE_IN_FORK.with_borrow_mut(|active| active.as_mut().and_then(|listener| listener.take())));
     after_fork();
 }

@@ -1,0 +1,127 @@
+"""Graphs that `torch.compile` made read tensors by their addresses. Each is a region: one operator to the runtime.
+
+Inductor, which makes them, is loaded only where a program compiles something; it is prepared when it is.
+"""
+
+import importlib.abc
+import importlib.util
+import re
+import sys
+import weakref
+
+import torch
+
+_INDUCTOR = "torch._inductor.output_code"
+_COMMUNICATION = re.compile(r"\bops\.(\w*c10d\w*|symm_mem)\.|\bempty_strided_p2p\(")
+
+
+class _Layout:
+    """What a graph takes, and what it does with that."""
+
+    def __init__(self, graph, run, inputs, number):
+        self.graph = weakref.ref(graph)
+        self.run = run
+        self.number = number
+        # A backward graph may reuse what only it needs, and does not say so.
+        written = set(range(len(inputs)) if graph.fx_kwargs["is_backward"] else graph.mutated_input_idxs)
+        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        self.read = [index for index in tensors if index not in written]
+        self.written = [index for index in tensors if index in written]
+        self.numbers = [index for index, value in enumerate(inputs) if isinstance(value, int)]
+        self.constants = [value for value in (graph.constants or {}).values() if isinstance(value, torch.Tensor)]
+        is_understood = len(tensors) + len(self.numbers) == len(inputs)
+        # Random numbers are drawn again by the generator of that device.
+        is_of_one_device = len({inputs[index].device for index in tensors}) == 1
+        if _COMMUNICATION.search(graph.source_code):
+            self.operator = "plimsoll::communicating_region"
+        elif is_understood and is_of_one_device:
+            self.operator = "plimsoll::region"
+        else:
+            self.operator = "plimsoll::region_once"
+
+    def enter(self, inputs):
+        read, written, numbers = ([inputs[index] for index in kind] for kind in (self.read, self.written, self.numbers))
+        torch.ops.plimsoll.enter_region(read + self.constants, written, numbers, self.number, self.operator)
+
+    def inputs(self, read, written, numbers):
+        """The inputs of which these are the tensors, constants among them, and the numbers."""
+        placed = dict(zip(self.read + self.written + self.numbers, [*read[: len(self.read)], *written, *numbers]))
+        return [placed[index] for index in range(len(placed))]
+
+
+# By number; and the numbers by the id of a graph, which another has once it is gone.
+_layouts = []
+_numbers = {}
+
+
+def _layout_of(graph, run, inputs):
+    number = _numbers.get(id(graph))
+    if number is None or _layouts[number].graph() is not graph:
+        number = _numbers[id(graph)] = len(_layouts)
+        _layouts.append(_Layout(graph, run, inputs, number))
+    return _layouts[number]
+
+
+def _tensors(results):
+    return [result for result in results if isinstance(result, torch.Tensor)]
+
+
+def run_as_region(graph, run, inputs):
+    """What `run` makes of a graph and its inputs: a list of their own, which it may let go of."""
+    if not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+        return run(graph, inputs)
+    _layout_of(graph, run, inputs).enter(inputs)
+    try:
+        results = run(graph, inputs)
+    except BaseException:
+        torch.ops.plimsoll.fail_region()
+        raise
+    torch.ops.plimsoll.leave_region(_tensors(results))
+    return results
+
+
+def _run_again(read, written, numbers, number):
+    layout = _layouts[number]
+    return _tensors(layout.run(layout.graph(), layout.inputs(read, written, numbers)))
+
+
+def _prepare_inductor(module):
+    graphs = module.CompiledFxGraph
+    run, post_compile = graphs.__call__, graphs.post_compile
+
+    def post_compile_without_cuda_graphs(graph, inputs, constants, asked):
+        if asked["cudagraphs"]:
+            module.BoxedBool.disable(asked["cudagraphs"])
+            module.log_cudagraph_skip_and_bump_counter("skipping cudagraphs: tensors move within a budget")
+        return post_compile(graph, inputs, constants, asked)
+
+    graphs.__call__ = lambda graph, inputs: run_as_region(graph, run, inputs)
+    graphs.post_compile = post_compile_without_cuda_graphs
+
+
+class _WhenLoaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Prepares Inductor as soon as it is loaded."""
+
+    def find_spec(self, name, path, target=None):
+        if name != _INDUCTOR:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        _prepare_inductor(module)
+
+
+_library = torch.library.Library("plimsoll", "FRAGMENT")
+_library.impl("region", _run_again, "CompositeExplicitAutograd")
+if _INDUCTOR in sys.modules:
+    _prepare_inductor(sys.modules[_INDUCTOR])
+else:
+    sys.meta_path.insert(0, _WhenLoaded())

@@ -1,0 +1,86 @@
+// A compiled region: a stretch of a Python program that reads and writes tensors by their addresses, and allocates others,
+// past the dispatcher. `torch.compile` makes such. To Rust it is one operator, with a recipe like others: what it reads is
+// brought back and stays, what it makes is known from its end on, and nothing within is intercepted.
+//
+// It is entered and left, not called: it may let go of what it reads before it ends, which the arguments of a call could not.
+#include "call.h"
+#include "interceptor.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <vector>
+
+namespace plimsoll {
+namespace {
+
+// A region under way.
+class Region {
+ public:
+  Region(const OperatorFacts& facts, c10::DispatchKeySet keys, const c10::IValue* arguments) : call_(facts, keys, arguments) {
+    call_.start([] {});
+  }
+  void leave(const c10::IValue& results) { call_.finish(&results); }
+  void fail() { call_.fail(); }
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard not_intercepted_{kInterceptorKey};
+  Call call_;
+};
+
+// Those of this thread, each within the one before; null where nobody listens.
+thread_local std::vector<std::unique_ptr<Region>> regions;
+
+bool is_intercepted() {
+  auto local = c10::impl::tls_local_dispatch_key_set();
+  return local.included_.has(kInterceptorKey) && !local.excluded_.has(kInterceptorKey);
+}
+
+std::unique_ptr<Region> take_innermost() {
+  TORCH_CHECK(!regions.empty(), "a region ends that never began");
+  auto innermost = std::move(regions.back());
+  regions.pop_back();
+  return innermost;
+}
+
+// Its arguments are the operator's, and the name of that.
+void enter(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  size_t count = handle.schema().arguments().size();
+  const c10::IValue* arguments = stack->data() + (stack->size() - count);
+  const auto& name = arguments[count - 1].toStringRef();
+  const auto& facts = facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""));
+  // A dispatch mode that it runs in is not there when it runs again.
+  keys = (keys & kBelowInterceptor).remove(c10::DispatchKey::Python);
+  regions.push_back(is_intercepted() ? std::make_unique<Region>(facts, keys, arguments) : nullptr);
+  torch::jit::drop(*stack, count);
+}
+
+void leave(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::IValue results = torch::jit::pop(*stack);
+  if (auto region = take_innermost()) region->leave(results);
+}
+
+void fail(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) {
+  if (auto region = take_innermost()) region->fail();
+}
+
+// What a region is: one that can run again, unless it writes more than one tensor; one that cannot; one that also may send what
+// it uses to other processes, or get it from them. `numbers` are the arguments that are no tensors. What runs the graph of a
+// number again is Python's: runtime/python/plimsoll/_compiled.py.
+TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
+  // It may draw random numbers.
+  library.def("region(Tensor[] read, Tensor[] written, int[] numbers, int graph) -> Tensor[]",
+              {at::Tag::nondeterministic_seeded});
+  library.def("region_once(Tensor[] read, Tensor[] written, int[] numbers, int graph) -> Tensor[]");
+  library.def("communicating_region(Tensor[] read, Tensor[] written, int[] numbers, int graph) -> Tensor[]");
+  library.def("enter_region(Tensor[] read, Tensor[] written, int[] numbers, int graph, str operator) -> ()",
+              torch::CppFunction::makeFromBoxedFunction<&enter>());
+  library.def("leave_region(Tensor[] results) -> ()", torch::CppFunction::makeFromBoxedFunction<&leave>());
+  library.def("fail_region() -> ()", torch::CppFunction::makeFromBoxedFunction<&fail>());
+}
+
+}  // namespace
+}  // namespace plimsoll
