@@ -396,6 +396,8 @@ void Recipe::add_values(const c10::IValue* arguments, bool has_numbers) {
   c10::Device device = access_count_ ? access_begin()->device() : c10::Device(c10::kCPU);
   for (size_t argument = 0; !access_count_ && argument < facts_->arguments.size(); ++argument)
     if (arguments[argument].isDevice()) device = arguments[argument].toDevice();
+  has_generator_ = !device.is_meta();  // there, nothing has a value
+  if (!has_generator_) return;
   at::Generator generator = index >= 0 && arguments[index].isGenerator() ? arguments[index].toGenerator()
                                                                          : at::globalContext().defaultGenerator(device);
   Uncounted uncounted;
