@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import zlib
 
 import torch
@@ -80,6 +81,10 @@ class Join(torch.autograd.Function):
         return Halves.of(gradient)
 
 
+# What Plimsoll has for what goes past the dispatcher, where there is a budget.
+past_dispatcher = types.SimpleNamespace(run=lambda graph, run, inputs: run(graph, inputs), touch=lambda *tensors, read=(): None)
+
+
 class Graph:
     """What runs past the dispatcher, as graphs of `torch.compile` do."""
 
@@ -89,15 +94,10 @@ class Graph:
         self.function, self.fx_kwargs = function, {"is_backward": is_backward}
 
     def __call__(self, *inputs):
-        return RUN_GRAPH(self, Graph.run, list(inputs))
+        return past_dispatcher.run(self, Graph.run, list(inputs))
 
     def run(self, inputs):
         return self.function(inputs)
-
-
-def RUN_GRAPH(graph, run, inputs):
-    """What is Plimsoll's where there is a budget."""
-    return run(graph, inputs)
 
 
 def drop_out(inputs):
@@ -136,7 +136,7 @@ class ByAddress(torch.autograd.Function):
     @staticmethod
     def forward(context, values):
         made = torch.empty_like(values)
-        TOUCH(made, read=[values])
+        past_dispatcher.touch(made, read=[values])
         ctypes.memmove(made.data_ptr(), values.data_ptr(), values.nbytes)
         context.save_for_backward(made)
         return made.clone()
@@ -144,12 +144,8 @@ class ByAddress(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         (made,) = context.saved_tensors
-        TOUCH(read=[made])
+        past_dispatcher.touch(read=[made])
         return gradient * (1 + zlib.crc32(ctypes.string_at(made.data_ptr(), made.nbytes)) % 16 / 16)
-
-
-def TOUCH(*tensors, read=()):
-    """What is Plimsoll's where there is a budget."""
 
 
 class Count(TorchDispatchMode):
@@ -165,9 +161,9 @@ class Count(TorchDispatchMode):
 class Model(nn.Module):
     """Convolutions and batch-norm before a transformer with dropout."""
 
-    def __init__(self, in_python, past_dispatcher):
+    def __init__(self, in_python, between):
         super().__init__()
-        self.in_python, self.past_dispatcher = in_python, past_dispatcher
+        self.in_python, self.between = in_python, between
         self.tokens = nn.Embedding(SYMBOLS, WIDTH)
         self.smooth = nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True))
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
@@ -179,8 +175,8 @@ class Model(nn.Module):
         hidden = hidden + self.smooth(hidden.transpose(1, 2)).transpose(1, 2)
         for layer in self.layers.layers:
             hidden = hidden + Clamp.apply(self.run_in_python(layer, hidden) if self.in_python else layer(hidden))
-            if self.past_dispatcher:
-                hidden = self.past_dispatcher.apply(hidden)
+            if self.between:
+                hidden = self.between.apply(hidden)
         return self.head(hidden)
 
     @staticmethod
@@ -289,12 +285,11 @@ def main():
         import plimsoll
 
         runtime = plimsoll.Runtime(asked.budget, asked.policy, device=asked.device)
-        global RUN_GRAPH, TOUCH
-        RUN_GRAPH, TOUCH = plimsoll._compiled.run_as_region, plimsoll.touch
+        past_dispatcher.run, past_dispatcher.touch = plimsoll._compiled.run_as_region, plimsoll.touch
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    past_dispatcher = {None: None, "graphs": DropOut, "addresses": ByAddress}[asked.past_dispatcher]
-    model = Model(asked.in_python, past_dispatcher).to(asked.device)
+    between = {None: None, "graphs": DropOut, "addresses": ByAddress}[asked.past_dispatcher]
+    model = Model(asked.in_python, between).to(asked.device)
     if asked.compiled:
         model.layers.layers = nn.ModuleList(map(torch.compile, model.layers.layers))
     if asked.shared:
