@@ -291,7 +291,8 @@ def main():
     between = {None: None, "graphs": DropOut, "addresses": ByAddress}[asked.past_dispatcher]
     model = Model(asked.in_python, between).to(asked.device)
     if asked.compiled:
-        model.layers.layers = nn.ModuleList(map(torch.compile, model.layers.layers))
+        # Of sizes that are symbols to the compiler.
+        model.layers.layers = nn.ModuleList(torch.compile(layer, dynamic=True) for layer in model.layers.layers)
     if asked.shared:
         model = share_work(model, asked.shared)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

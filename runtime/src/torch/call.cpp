@@ -28,7 +28,7 @@ bool covers_storage(const c10::TensorImpl* tensor) {
          tensor->numel() * tensor->itemsize() == storage.nbytes();
 }
 
-// One that was resized to no bytes has none of anybody's; one of the meta device has bytes, but no memory.
+// One that was resized to no bytes has none of anybody's.
 bool is_foreign(const c10::StorageImpl& storage) { return !is_ours(storage.data_ptr()) && storage.nbytes() > 0; }
 
 }  // namespace
@@ -86,6 +86,10 @@ void Call::find_accesses() {
   not_replayable_ = facts_.not_replayable;
   auto one = [&](c10::TensorImpl* tensor, const Argument& argument) {
     if (tensor == c10::UndefinedTensorImpl::singleton() || tensor->is_wrapped_number()) return;
+    if (tensor->is_meta()) {
+      not_replayable_ = "an input has a shape and no bytes";
+      return;
+    }
     bool plain = has_plain_storage(tensor);
     if (!plain) {
       not_replayable_ = "an input has no plain storage";

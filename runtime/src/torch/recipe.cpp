@@ -454,7 +454,8 @@ bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10
       return;
     }
     auto* tensor = value.unsafeToTensorImpl();
-    if (tensor == c10::UndefinedTensorImpl::singleton()) return;
+    // One of the meta device has a shape, symbolic perhaps, and no bytes.
+    if (tensor == c10::UndefinedTensorImpl::singleton() || tensor->is_meta()) return;
     if (!has_plain_storage(tensor)) {
       plain = false;
       return;
