@@ -7,41 +7,44 @@ import importlib.abc
 import importlib.util
 import re
 import sys
-import weakref
 
 import torch
 
 _INDUCTOR = "torch._inductor.output_code"
+# Operators of others may keep things to themselves, and give other bits when they run again.
+_OPERATORS = re.compile(r"\btorch\.ops\.(\w+)\.")
+_FUNCTIONS = {"aten", "prims", "inductor", "_quantized", "quantized", "mkl", "mkldnn", "onednn"}
 _COMMUNICATION = re.compile(r"\bops\.(\w*c10d\w*|symm_mem)\.|\bempty_strided_p2p\(")
 
 
 class _Layout:
     """What a graph takes, and what it does with that."""
 
-    def __init__(self, graph, run, inputs, number):
-        self.graph = weakref.ref(graph)
+    def __init__(self, graph, run, inputs):
+        # Alive, for it may have to run again when the program has forgotten it.
+        self.graph = graph
         self.run = run
-        self.number = number
         # A backward graph may reuse what only it needs, and does not say so.
         written = set(range(len(inputs)) if graph.fx_kwargs["is_backward"] else graph.mutated_input_idxs)
         tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         self.read = [index for index in tensors if index not in written]
         self.written = [index for index in tensors if index in written]
         self.numbers = [index for index, value in enumerate(inputs) if isinstance(value, int)]
-        self.constants = [value for value in (graph.constants or {}).values() if isinstance(value, torch.Tensor)]
+        self.constants = _tensors((_constants.get(id(graph)) or graph.constants or {}).values())
         is_understood = len(tensors) + len(self.numbers) == len(inputs)
+        is_function = _FUNCTIONS.issuperset(_OPERATORS.findall(graph.source_code))
         # Random numbers are drawn again by the generator of that device.
         is_of_one_device = len({inputs[index].device for index in tensors}) == 1
         if _COMMUNICATION.search(graph.source_code):
             self.operator = "plimsoll::communicating_region"
-        elif is_understood and is_of_one_device:
+        elif is_understood and is_function and is_of_one_device:
             self.operator = "plimsoll::region"
         else:
             self.operator = "plimsoll::region_once"
 
     def enter(self, inputs):
         read, written, numbers = ([inputs[index] for index in kind] for kind in (self.read, self.written, self.numbers))
-        torch.ops.plimsoll.enter_region(read + self.constants, written, numbers, self.number, self.operator)
+        torch.ops.plimsoll.enter_region(read + self.constants, written, numbers, id(self.graph), self.operator)
 
     def inputs(self, read, written, numbers):
         """The inputs of which these are the tensors, constants among them, and the numbers."""
@@ -49,17 +52,16 @@ class _Layout:
         return [placed[index] for index in range(len(placed))]
 
 
-# By number; and the numbers by the id of a graph, which another has once it is gone.
-_layouts = []
-_numbers = {}
+# By the id of a graph.
+_layouts = {}
+_constants = {}
 
 
 def _layout_of(graph, run, inputs):
-    number = _numbers.get(id(graph))
-    if number is None or _layouts[number].graph() is not graph:
-        number = _numbers[id(graph)] = len(_layouts)
-        _layouts.append(_Layout(graph, run, inputs, number))
-    return _layouts[number]
+    layout = _layouts.get(id(graph))
+    if layout is None:
+        layout = _layouts[id(graph)] = _Layout(graph, run, inputs)
+    return layout
 
 
 def _tensors(results):
@@ -80,9 +82,9 @@ def run_as_region(graph, run, inputs):
     return results
 
 
-def _run_again(read, written, numbers, number):
-    layout = _layouts[number]
-    return _tensors(layout.run(layout.graph(), layout.inputs(read, written, numbers)))
+def _run_again(read, written, numbers, graph):
+    layout = _layouts[graph]
+    return _tensors(layout.run(layout.graph, layout.inputs(read, written, numbers)))
 
 
 def _prepare_inductor(module):
@@ -93,6 +95,8 @@ def _prepare_inductor(module):
         if asked["cudagraphs"]:
             module.BoxedBool.disable(asked["cudagraphs"])
             module.log_cudagraph_skip_and_bump_counter("skipping cudagraphs: tensors move within a budget")
+        # Frozen parameters are among them.
+        _constants[id(graph)] = constants.unwrap(graph)
         return post_compile(graph, inputs, constants, asked)
 
     graphs.__call__ = lambda graph, inputs: run_as_region(graph, run, inputs)
