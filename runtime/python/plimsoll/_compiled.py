@@ -35,7 +35,8 @@ class _Layout:
         is_function = _FUNCTIONS.issuperset(_OPERATORS.findall(graph.source_code))
         # Random numbers are drawn again by the generator of that device.
         is_of_one_device = len({inputs[index].device for index in tensors}) == 1
-        if _COMMUNICATION.search(graph.source_code):
+        # What is generated in C++ does not say what it calls.
+        if graph.fx_kwargs.get("cpp_wrapper") or _COMMUNICATION.search(graph.source_code):
             self.operator = "plimsoll::communicating_region"
         elif is_understood and is_function and is_of_one_device:
             self.operator = "plimsoll::region"
