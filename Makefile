@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo policies gpu-policies test fuzz lint libtorch tools stand-in gpu-bundle gpu-rehearsal
+.PHONY: demo policies gpu-policies test fuzz lint libtorch tools stand-in gpu-bundle gpu-rehearsal paced
 
 # A LIBTORCH that is set but empty would hide ours from cargo.
 ifeq ($(strip $(LIBTORCH)),)
@@ -83,8 +83,8 @@ fuzz: libtorch
 # What proves everything on a machine with a GPU that has python3 with torch 2.11, and neither Rust nor this repository:
 # unpack it there and call plimsoll-gpu/gpu-check --out DIR.
 gpu-bundle: libtorch
-	cargo build -p plimsoll-experiments
-	sh experiments/gpu-bundle.sh $(PLIMSOLL) target/plimsoll-gpu.tar.xz
+	cargo build
+	sh experiments/gpu-bundle.sh $(dir $(PLIMSOLL)) target/plimsoll-gpu.tar.xz
 
 # The same check without a GPU, at full size: on a device that computes nothing and copies nothing, and takes as long for it as
 # MACHINE would by its data sheet (tests/stand_in/). Bits say nothing there.
@@ -92,8 +92,14 @@ MINUTES ?= 30
 gpu-rehearsal: libtorch tools stand-in
 	cargo build
 	@mkdir -p target/rehearsal
+	sh runtime/python/stage.sh $(dir $(PLIMSOLL))lib_plimsoll.so target/rehearsal/python
 	$(PACED) $(PLIMSOLL) gpu-check --out target/rehearsal \
-	    --minutes $(MINUTES) $(PARTS:%=--part %) $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
+	    --package target/rehearsal/python --minutes $(MINUTES) $(PARTS:%=--part %) $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
+
+# Any call of the command on that device: make paced CALL="hold configs/gpt2.toml:gpt2-small --device cuda".
+paced: libtorch stand-in
+	cargo build
+	$(PACED) $(PLIMSOLL) $(CALL)
 
 # The device that stands in for a GPU, in target/stand-in/.
 stand-in: libtorch

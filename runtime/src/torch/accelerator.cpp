@@ -206,7 +206,7 @@ class AskingAllocator final : public caching::CUDAAllocator {
   }
 };
 
-// The last operator's start and end on the device, each a mark in its stream.
+// Start and end of every operator on the device, each a mark in its stream; and where the runtime came between, one more.
 class DeviceClock {
  public:
   void switch_to(bool on) {
@@ -216,32 +216,53 @@ class DeviceClock {
     used_ = 0;
     if (!origin_) origin_.emplace(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
     origin_->record(stream());
+    next().is_interrupted = false;
+  }
+  void interrupt() {
+    if (!on_) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    Marks& marks = next();
+    if (!marks.is_interrupted) marks.interrupted.record(stream());
+    marks.is_interrupted = true;
   }
   void start() {
     if (!on_) return;
     std::lock_guard<std::mutex> guard(mutex_);
-    if (used_ == marks_.size()) marks_.emplace_back();
-    marks_[used_].start.record(stream());
+    next().start.record(stream());
   }
   void end() {
     if (!on_) return;
     std::lock_guard<std::mutex> guard(mutex_);
-    marks_[used_++].end.record(stream());
+    next().end.record(stream());
+    ++used_;
+    next().is_interrupted = false;
   }
-  void take(std::vector<uint64_t>& cost_ns, std::vector<uint64_t>& gap_ns) {
+  std::vector<PlimsollDeviceTimes> take() {
     std::lock_guard<std::mutex> guard(mutex_);
     if (used_) marks_[used_ - 1].end.synchronize();
+    std::vector<PlimsollDeviceTimes> times;
     for (size_t index = 0; index < used_; ++index) {
-      cost_ns.push_back(elapsed_ns(marks_[index].start, marks_[index].end));
-      gap_ns.push_back(elapsed_ns(index ? marks_[index - 1].end : *origin_, marks_[index].start));
+      const Marks& marks = marks_[index];
+      const auto& idle_until = marks.is_interrupted ? marks.interrupted : marks.start;
+      times.push_back({elapsed_ns(index ? marks_[index - 1].end : *origin_, idle_until),
+                       marks.is_interrupted ? elapsed_ns(marks.interrupted, marks.start) : 0, elapsed_ns(marks.start, marks.end)});
     }
     used_ = 0;
+    return times;
   }
 
  private:
   struct Marks {
-    c10::Event start{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT}, end{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
+    static c10::Event made() { return {c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT}; }
+    c10::Event interrupted = made(), start = made(), end = made();
+    bool is_interrupted = false;
   };
+
+  // Of the operator that is under way, or comes next.
+  Marks& next() {
+    if (used_ == marks_.size()) marks_.emplace_back();
+    return marks_[used_];
+  }
 
   static c10::Stream stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(counted_device()); }
   static uint64_t elapsed_ns(const c10::Event& from, const c10::Event& to) {
@@ -397,10 +418,9 @@ void throw_refusal_after(uint64_t number) {
 }
 
 void time_on_accelerator(bool on) { device_clock().switch_to(on); }
+void accelerator_interrupted() { device_clock().interrupt(); }
 void accelerator_operator_starts() { device_clock().start(); }
 void accelerator_operator_ends() { device_clock().end(); }
-void take_accelerator_times(std::vector<uint64_t>& cost_ns, std::vector<uint64_t>& gap_ns) {
-  device_clock().take(cost_ns, gap_ns);
-}
+std::vector<PlimsollDeviceTimes> take_accelerator_times() { return device_clock().take(); }
 
 }  // namespace plimsoll

@@ -4,6 +4,8 @@
 // It needs neither CUDA's headers nor its libraries to be built: libtorch's CUDA half is found at run time.
 #pragma once
 
+#include "shim.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 
@@ -51,10 +53,10 @@ uint64_t digest_on_accelerator(const c10::StorageImpl& storage);
 
 // Whether operators that are asked for times are timed by the device's own clock, in its own order.
 void time_on_accelerator(bool on);
+void accelerator_interrupted();
 void accelerator_operator_starts();
 void accelerator_operator_ends();
-// How long each operator took since the last call, and how long the device did nothing of ours before it, in ns. Waits
-// for the last of them.
-void take_accelerator_times(std::vector<uint64_t>& cost_ns, std::vector<uint64_t>& gap_ns);
+// How long each operator took since the last call, and what was before it. Waits for the last of them.
+std::vector<PlimsollDeviceTimes> take_accelerator_times();
 
 }  // namespace plimsoll

@@ -413,7 +413,8 @@ impl Driver {
         entries.into_iter().try_for_each(|entry| self.residency.fetch(entry))
     }
 
-    fn finish(&mut self, ended: Instant) -> Result<Ended, Fault> {
+    /// The program ended at `left`, and everything was restored at `ended`.
+    fn finish(&mut self, left: Instant, ended: Instant) -> Result<Ended, Fault> {
         self.residency.tidy_up()?;
         self.residency.check();
         self.residency.forget_makers();
@@ -448,7 +449,7 @@ impl Driver {
             Some(recording) => {
                 shim::time_on_device(false);
                 let on_device = shim::take_device_times(recording.operators())?;
-                Some(recording.end(ended, peak_bytes, &on_device))
+                Some(recording.end(left, peak_bytes, &on_device))
             }
             None => None,
         };
@@ -609,6 +610,7 @@ impl Shared {
     }
 
     fn restore_and_finish(&self) -> Result<Ended, Fault> {
+        let left = Instant::now();
         let mut driver = self.lock();
         driver.residency.absorb_freed()?;
         driver.tell_deaths();
@@ -627,7 +629,7 @@ impl Shared {
         let ended = Instant::now();
         driver.residency.absorb_freed()?;
         driver.tell_deaths();
-        driver.finish(ended)
+        driver.finish(left, ended)
     }
 
     /// Evicts in the middle of an operator, as nobody has planned.
@@ -635,7 +637,9 @@ impl Shared {
         let started = Instant::now();
         let mut driver = self.lock();
         driver.exact = false;
+        shim::device_interrupted();
         let evicted = evict(&mut driver.residency);
+        shim::device_goes_on();
         driver.lost_ns += started.elapsed().as_nanos() as u64;
         evicted.map_err(|fault| fault.to_string())
     }
@@ -717,9 +721,11 @@ impl Observer for Shared {
         }
         driver.arrive(operator).map_err(|fault| fault.to_string())?;
         if driver.is_due() {
+            shim::device_interrupted();
             driver = self.carry_out(driver).map_err(|fault| fault.to_string())?;
         }
         if !driver.residency.use_at_once(operator.accesses()) {
+            shim::device_interrupted();
             driver = self.make_ready(driver, operator).map_err(|fault| fault.to_string())?;
         }
         let wish = driver.wish();

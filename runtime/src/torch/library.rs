@@ -75,6 +75,18 @@ impl Decider {
     }
 }
 
+/// What is known of a program's times.
+#[derive(Default)]
+enum Times {
+    /// Its trace has them.
+    #[default]
+    Known,
+    /// An iteration is to be measured for a plan of new times.
+    Wanted,
+    /// One was, by marks on the device; the next tells what it takes without.
+    Marked { recorded: Box<RecordedIteration>, makespan_ns: u64 },
+}
+
 /// What is remembered of a program beside its trace and schedule.
 #[derive(Default)]
 struct Shelf {
@@ -82,8 +94,8 @@ struct Shelf {
     ratios: VecDeque<f64>,
     /// What that was when the plan was new.
     reference: Option<f64>,
-    /// Whether the next iteration is to be measured for a plan of new times.
-    remeasure: bool,
+    /// What its operators take.
+    times: Times,
     /// Planned iterations in a row that ran out of bytes.
     pressed: u32,
     /// Bytes that plans leave free, because something else takes them.
@@ -159,7 +171,11 @@ impl Library {
 
     /// Whether the next iteration is recorded.
     pub(super) fn records(&self, leader: Option<usize>) -> bool {
-        self.calm < CALM || leader.is_some_and(|leader| self.shelves[leader].remeasure)
+        match leader.map(|leader| &self.shelves[leader].times) {
+            Some(Times::Marked { .. }) => false,
+            Some(Times::Wanted) => true,
+            Some(Times::Known) | None => self.calm < CALM,
+        }
     }
 
     /// Learns from an iteration.
@@ -226,7 +242,9 @@ impl Library {
         let other = self.recorded.remove(same).expect("found above");
         let trace = trace_of(&[&other, &recorded], &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
         let known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
-        let shelf = Shelf::default();
+        // The marks of both are in the times, and where bytes ran out a device that waited for its host.
+        let times = if recorded.is_marked { Times::Wanted } else { Times::Known };
+        let shelf = Shelf { times, ..Shelf::default() };
         let scheduled = self.plan(&known, budget_bytes, &shelf, report);
         let mut program = Program::new(known, scheduled);
         program.bind(recorded.bindings());
@@ -289,11 +307,30 @@ impl Library {
         let mut shelf = std::mem::take(&mut self.shelves[index]);
         let start_bytes = driver.start_bytes();
         let program = &mut driver.programs[index];
-        if let Some((recorded, copies)) = recorded.filter(|_| shelf.remeasure) {
-            self.tiers = retimed(self.tiers, &copies);
+        let measured = match (std::mem::take(&mut shelf.times), recorded) {
+            // The first planned one makes room on the host for what it copies.
+            (Times::Wanted, Some((recorded, copies))) if self.calm > 1 => {
+                self.tiers = retimed(self.tiers, &copies);
+                if recorded.is_marked {
+                    shelf.times = Times::Marked { recorded: Box::new(recorded), makespan_ns: iteration.makespan_ns };
+                    None
+                } else {
+                    Some((recorded, 0))
+                }
+            }
+            (Times::Marked { recorded, makespan_ns }, None) => {
+                Some((*recorded, makespan_ns.saturating_sub(iteration.makespan_ns)))
+            }
+            (times, _) => {
+                shelf.times = times;
+                None
+            }
+        };
+        if let Some((recorded, marks_ns)) = measured {
             driver.residency.reactive.link = self.tiers.host;
             let mut trace = Trace::clone(&program.known.trace);
             retime(&[&recorded], &mut trace);
+            trace.cut_to(trace.makespan_ns.saturating_sub(marks_ns));
             program.known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
             shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
             program.scheduled = self.plan(&program.known, budget_bytes, &shelf, report);
@@ -338,7 +375,7 @@ impl Shelf {
         let median = sorted[WINDOW / 2];
         let reference = *self.reference.get_or_insert(median);
         if median > reference * DRIFT || median < reference / DRIFT {
-            self.remeasure = true;
+            self.times = Times::Wanted;
         }
     }
 }
@@ -351,9 +388,9 @@ mod tests {
     fn a_steady_error_of_prediction_is_no_drift_and_a_change_is() {
         let mut shelf = Shelf::default();
         (0..100).for_each(|_| shelf.note(1.6));
-        assert!(!shelf.remeasure);
+        assert!(matches!(shelf.times, Times::Known));
         (0..WINDOW).for_each(|_| shelf.note(2.5));
-        assert!(shelf.remeasure);
+        assert!(matches!(shelf.times, Times::Wanted));
     }
 
     #[test]
@@ -362,6 +399,6 @@ mod tests {
         (0..WINDOW).for_each(|_| shelf.note(1.0));
         shelf.note(50.0);
         (0..WINDOW).for_each(|_| shelf.note(1.1));
-        assert!(!shelf.remeasure);
+        assert!(matches!(shelf.times, Times::Known));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::recorder::RecordError;
 use super::session::operator_name;
-use super::shim::{self, Entry, RawOperator};
+use super::shim::{self, DeviceTimes, Entry, RawOperator};
 use crate::lineage::Lineage;
 use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
 
@@ -65,6 +65,8 @@ impl Step {
 struct Measured {
     cost_ns: u64,
     gap_ns: u64,
+    /// What came between, on a device, which is not the program's.
+    interrupted_ns: u64,
     /// Most bytes that it had allocated at once.
     peak_bytes: u64,
 }
@@ -88,6 +90,8 @@ pub(crate) struct RecordedIteration {
     makespan_ns: u64,
     /// Whether it was found out what operators took.
     pub(crate) is_timed: bool,
+    /// Whether by marks on a device, which it takes longer with.
+    pub(crate) is_marked: bool,
     /// Whether storages were evicted meanwhile: then peak and makespan are not those of the untouched loop.
     is_pressed: bool,
 }
@@ -205,6 +209,7 @@ impl Recording {
         self.now.measured.push(Measured {
             cost_ns: (operator.end_ns - operator.start_ns).saturating_sub(lost_ns),
             gap_ns,
+            interrupted_ns: 0,
             peak_bytes: operator.peak_bytes,
         });
         self.last_end = Instant::now();
@@ -221,9 +226,9 @@ impl Recording {
 
     /// Ends the iteration. The last deaths must have been told.
     ///
-    /// `on_device` are the times that a device took which works through operators after they were issued: each
-    /// operator's, and of the pause before it. Empty where operators are done when they return.
-    pub(crate) fn end(self, ended: Instant, peak_bytes: u64, on_device: &[(u64, u64)]) -> RecordedIteration {
+    /// `on_device` are the times that a device took which works through operators after they were issued. Empty where
+    /// operators are done when they return.
+    pub(crate) fn end(self, ended: Instant, peak_bytes: u64, on_device: &[DeviceTimes]) -> RecordedIteration {
         let mut iteration = self.now;
         iteration.is_timed = true;
         iteration.peak_bytes = peak_bytes;
@@ -231,10 +236,13 @@ impl Recording {
         iteration.tail_ns = ended.saturating_duration_since(self.last_end).as_nanos() as u64;
         if on_device.len() == iteration.measured.len() && !on_device.is_empty() {
             let mut busy_ns = 0;
-            for (measured, &(cost_ns, gap_ns)) in iteration.measured.iter_mut().zip(on_device) {
-                (measured.cost_ns, measured.gap_ns) = (cost_ns, gap_ns);
-                busy_ns += cost_ns + gap_ns;
+            for (measured, &DeviceTimes { gap_ns, interrupted_ns, cost_ns }) in
+                iteration.measured.iter_mut().zip(on_device)
+            {
+                *measured = Measured { cost_ns, gap_ns, interrupted_ns, ..*measured };
+                busy_ns += gap_ns + interrupted_ns + cost_ns;
             }
+            iteration.is_marked = true;
             // What the device did not see: before its first operator, and after its last.
             iteration.tail_ns = iteration.makespan_ns.saturating_sub(busy_ns);
         }
@@ -294,7 +302,7 @@ impl RecordedIteration {
 
     /// Of every operator, the pause before it and its own time, in ns.
     pub(crate) fn times(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.measured.iter().map(|measured| (measured.gap_ns, measured.cost_ns))
+        self.measured.iter().map(|measured| (measured.gap_ns + measured.interrupted_ns, measured.cost_ns))
     }
 
     /// Whether anything ran.
@@ -458,14 +466,13 @@ fn operators_of(
     (names, operators)
 }
 
+/// The median, of two the smaller, for what came between made the other longer; and the median distance from it.
 fn median_and_spread(mut values: Vec<u64>) -> (u64, u64) {
-    let middle = |values: &mut Vec<u64>| {
-        values.sort_unstable();
-        values[values.len() / 2]
-    };
-    let median = middle(&mut values);
-    let mut deviations = values.iter().map(|value| value.abs_diff(median)).collect();
-    (median, middle(&mut deviations))
+    values.sort_unstable();
+    let median = values[(values.len() - 1) / 2];
+    let mut distances: Vec<u64> = values.into_iter().map(|value| value.abs_diff(median)).collect();
+    distances.sort_unstable();
+    (median, distances[distances.len() / 2])
 }
 
 /// Says what each storage is for: by the caller's marks, then by how the iteration uses it.
@@ -509,5 +516,33 @@ fn classify(trace: &mut Trace, marks: HashMap<StorageId, Class>) {
                 trace.storages[target.index()].class = class;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_runtime_does_between_operators_is_no_time_of_theirs() {
+        let mut recording = Recording::default();
+        recording.now.measured = vec![Measured::default(); 2];
+        let on_device = [
+            DeviceTimes { gap_ns: 10, interrupted_ns: 500, cost_ns: 100 },
+            DeviceTimes { gap_ns: 20, interrupted_ns: 0, cost_ns: 200 },
+        ];
+        let ended = recording.started + std::time::Duration::from_nanos(1_000);
+        let recorded = recording.end(ended, 0, &on_device);
+        let measured: Vec<_> = recorded.measured.iter().map(|measured| (measured.gap_ns, measured.cost_ns)).collect();
+        assert_eq!(measured, [(10, 100), (20, 200)]);
+        assert_eq!(recorded.times().collect::<Vec<_>>(), [(510, 100), (20, 200)], "when each begins and ends");
+        assert_eq!((recorded.tail_ns, recorded.is_marked), (170, true));
+    }
+
+    #[test]
+    fn of_two_measurements_the_smaller_counts() {
+        assert_eq!(median_and_spread(vec![900, 100]), (100, 800));
+        assert_eq!(median_and_spread(vec![3, 1, 2]), (2, 1));
+        assert_eq!(median_and_spread(vec![7]), (7, 0));
     }
 }

@@ -97,7 +97,8 @@ pub struct Report {
     pub plan_cache_misses: u64,
     /// Plans made.
     pub plans: u64,
-    /// Plans made anew because measured makespans had drifted from the predicted ones.
+    /// Plans made anew, with times that were measured anew: because makespans had drifted from the predicted ones; and once for
+    /// each program on a GPU, whose operators are only timed well once they are planned.
     pub replans: u64,
     /// Time that planning took.
     pub planning_ns: u64,

@@ -119,13 +119,13 @@ int32_t plimsoll_empty_device_cache(void) {
   return guarded([&] { empty_accelerator_cache(); });
 }
 void plimsoll_time_on_device(int32_t on) { time_on_accelerator(on != 0); }
-int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t capacity, size_t* count) {
+void plimsoll_device_interrupted(void) { accelerator_interrupted(); }
+void plimsoll_device_goes_on(void) { accelerator_operator_starts(); }
+int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count) {
   return guarded([&] {
-    std::vector<uint64_t> costs, gaps;
-    take_accelerator_times(costs, gaps);
-    *count = costs.size();
-    std::copy_n(costs.begin(), std::min(capacity, costs.size()), cost_ns);
-    std::copy_n(gaps.begin(), std::min(capacity, gaps.size()), gap_ns);
+    auto times = take_accelerator_times();
+    *count = times.size();
+    std::copy_n(times.begin(), std::min(capacity, times.size()), out);
   });
 }
 

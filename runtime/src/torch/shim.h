@@ -82,9 +82,18 @@ int32_t plimsoll_set_device_share(double share);
 int32_t plimsoll_empty_device_cache(void);
 // Whether operators that are asked for times are also timed by a device that works through its operators later.
 void plimsoll_time_on_device(int32_t on);
-// Those times, in ns, since the last call: of each operator, and of the pause before it, the first since the switch. Waits
-// for the device. `count` says how many there are, of which at most `capacity` are written.
-int32_t plimsoll_take_device_times(uint64_t* cost_ns, uint64_t* gap_ns, size_t capacity, size_t* count);
+// What the device is given from now on is the runtime's, copies to wait for and reruns, until the next operator starts, or the one
+// under way goes on.
+void plimsoll_device_interrupted(void);
+void plimsoll_device_goes_on(void);
+// Those times, in ns, since the last call. Waits for the device. `count` says how many there are, of which at most `capacity` are
+// written.
+typedef struct {
+  uint64_t gap_ns;          // the pause before the operator, the first since the switch
+  uint64_t interrupted_ns;  // what the runtime took
+  uint64_t cost_ns;         // its own
+} PlimsollDeviceTimes;
+int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count);
 // Notes the storages that died without a report. To be called between iterations.
 void plimsoll_find_dead(void);
 // What the operator that this thread runs is for: PlimsollPhase. Few need to know.

@@ -84,6 +84,18 @@ impl RawAccess {
     }
 }
 
+/// What a device took for an operator that it came to after it was issued.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DeviceTimes {
+    /// The pause before it.
+    pub(crate) gap_ns: u64,
+    /// What the runtime did before it, or meanwhile.
+    pub(crate) interrupted_ns: u64,
+    /// Its own.
+    pub(crate) cost_ns: u64,
+}
+
 impl RawCreated {
     pub(crate) fn locked(&self) -> Option<&'static str> {
         // SAFETY: the shim gives null or a string literal.
@@ -192,7 +204,9 @@ unsafe extern "C" {
     fn plimsoll_set_device_share(share: f64) -> i32;
     fn plimsoll_empty_device_cache() -> i32;
     fn plimsoll_time_on_device(on: i32);
-    fn plimsoll_take_device_times(cost_ns: *mut u64, gap_ns: *mut u64, capacity: usize, count: *mut usize) -> i32;
+    fn plimsoll_device_interrupted();
+    fn plimsoll_device_goes_on();
+    fn plimsoll_take_device_times(out: *mut DeviceTimes, capacity: usize, count: *mut usize) -> i32;
     fn plimsoll_set_deterministic(how: i32);
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
@@ -315,12 +329,25 @@ pub(crate) fn time_on_device(on: bool) {
     unsafe { plimsoll_time_on_device(i32::from(on)) }
 }
 
-/// Those times of the last `operators` operators: each one's, and of the pause before it. Empty where none were timed.
-pub(crate) fn take_device_times(operators: usize) -> Result<Vec<(u64, u64)>, ShimError> {
-    let (mut cost_ns, mut gap_ns, mut count) = (vec![0; operators], vec![0; operators], 0);
-    // SAFETY: both arrays hold `operators` numbers.
-    checked(unsafe { plimsoll_take_device_times(cost_ns.as_mut_ptr(), gap_ns.as_mut_ptr(), operators, &mut count) })?;
-    Ok(if count == operators { cost_ns.into_iter().zip(gap_ns).collect() } else { Vec::new() })
+/// What the device is given from now on is the runtime's, until the next operator starts or [`device_goes_on`].
+pub(crate) fn device_interrupted() {
+    // SAFETY: at most makes a mark.
+    unsafe { plimsoll_device_interrupted() }
+}
+
+/// What the device is given from now on is the operator's that is under way.
+pub(crate) fn device_goes_on() {
+    // SAFETY: at most makes a mark.
+    unsafe { plimsoll_device_goes_on() }
+}
+
+/// Those times of the last `operators` operators. Empty where none were timed.
+pub(crate) fn take_device_times(operators: usize) -> Result<Vec<DeviceTimes>, ShimError> {
+    let (mut times, mut count) = (vec![DeviceTimes::default(); operators], 0);
+    // SAFETY: the array holds so many.
+    checked(unsafe { plimsoll_take_device_times(times.as_mut_ptr(), operators, &mut count) })?;
+    times.truncate(if count == operators { count } else { 0 });
+    Ok(times)
 }
 
 pub(crate) fn set_deterministic(how: i32) {
