@@ -24,4 +24,4 @@ export LD_LIBRARY_PATH
 for policy in "$here"/configs/policies/*.policy; do
     set -- --policy "$policy" "$@"
 done
-exec "$here/plimsoll" gpu-check --python "$python" "$@"
+exec "$here/plimsoll" gpu-check --python "$python" --package "$here/python" "$@"

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use plimsoll_tests::command::Bench;
+use plimsoll_tests::python::package;
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::Value;
 
@@ -34,7 +35,9 @@ fn bench(name: &str) -> Option<Bench> {
 fn check(part: &str, member: &str, within: Duration) -> Option<Value> {
     let bench = bench(&format!("{part}-{member}"))?;
     let until = (SystemTime::now() + within).duration_since(UNIX_EPOCH).unwrap().as_secs();
-    bench.succeed(&format!("gpu-check --device cuda --out . --part {part} --member {member} --until {until}"));
+    let package = package(&bench.path("package")).display().to_string();
+    let flags = format!("--device cuda --out . --package {package} --part {part} --member {member}");
+    bench.succeed(&format!("gpu-check {flags} --until {until}"));
     Some(bench.json(&format!("{part}-{member}.json")))
 }
 
@@ -91,6 +94,19 @@ fn plain_pytorch_takes_as_much_memory_and_its_checkpoints_peak_is_held() {
         let point = &found["points"][0];
         assert_eq!(point["budget_bytes"].as_f64(), Some(peaks[1]), "{point}");
         assert_eq!((&point["held"], &point["followed"]), (&true.into(), &true.into()), "{point}");
+    }
+}
+
+#[test]
+fn a_job_in_python_is_timed_again_once_it_is_planned_and_goes_as_predicted() {
+    for member in ["gpt2-small", "resnet50"] {
+        let Some(found) = check("python", member, NO_LIMIT) else { return };
+        assert!(found.get("failures").is_none(), "{found}");
+        let within = &found["within_a_budget"];
+        let [peak, keep_all] = [within, &found["watched"]].map(|verdict| verdict["peak_bytes"].as_f64().unwrap());
+        assert!(peak <= 0.75 * keep_all, "{found}");
+        assert_eq!(within["last"]["peak_bytes"], within["last"]["predicted"]["peak_bytes"], "{within}");
+        assert_eq!((&within["report"]["plans"], &within["report"]["replans"]), (&2.into(), &1.into()), "{within}");
     }
 }
 

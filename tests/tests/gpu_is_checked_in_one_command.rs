@@ -5,6 +5,8 @@ use std::path::Path;
 
 use plimsoll_env::hardware::HardwareProfile;
 use plimsoll_tests::command::Bench;
+use plimsoll_tests::python::{has_headers, package, torch_packages};
+use plimsoll_tests::stand_in::StandIn;
 use serde_json::{Value, json};
 
 fn bench(name: &str) -> Bench {
@@ -70,16 +72,52 @@ fn policies_are_measured_beside_their_predictions() {
 }
 
 #[test]
+fn jobs_in_python_are_compiled_or_not_and_keep_their_bits_within_a_budget() {
+    let Some(torch) = torch_packages() else {
+        println!("did not run: LIBTORCH names no libtorch of a Python package");
+        return;
+    };
+    let mut bench = bench("jobs");
+    bench.set("PYTHONPATH", std::env::join_paths(torch).unwrap());
+    bench.set("TORCHINDUCTOR_CACHE_DIR", bench.path("inductor"));
+    // In place of NVIDIA's libraries, which torch is linked with.
+    let stand_in = StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in"));
+    for (variable, value) in stand_in.iter().flat_map(|stand_in| stand_in.late(0)) {
+        bench.set(variable, value);
+    }
+    let compiled = if has_headers() { "--part compiled" } else { "" };
+    let package = package(&bench.path("package")).display().to_string();
+    bench.succeed(&format!(
+        "gpu-check --device cpu --part python {compiled} --package {package} --minutes 30 --out out"
+    ));
+    let report = bench.json("out/gpu-check.json");
+    for part in ["python", "compiled"].into_iter().take(1 + usize::from(!compiled.is_empty())) {
+        let found = found(&report, part, "gpt-tiny");
+        assert_eq!(found["untouched_job_repeats"], true, "{found}");
+        for verdict in ["watched", "within_a_budget"].map(|key| &found[key]) {
+            assert_eq!(verdict["identical"], true, "{part}: {found}");
+        }
+        let within = &found["within_a_budget"];
+        assert!(within["peak_bytes"].as_u64() <= within["budget_bytes"].as_u64(), "{part}: {found}");
+        assert!(within["last"]["offloaded_bytes"].as_u64() > Some(0), "{part}: {found}");
+    }
+    assert_eq!(step(&report, "python", "resnet-tiny")["outcome"], "not run: ValueError: there is no such net here");
+}
+
+#[test]
 fn what_could_not_be_done_is_told_and_stops_nothing_else() {
     let bench = bench("told");
     bench.succeed(
-        "gpu-check --device cpu --part pytorch --part memory --part batch --part interceptor --part probe \
+        "gpu-check --device cpu --part pytorch --part memory --part batch --part python --part interceptor --part probe \
          --python no-such-python --minutes 10 --out out",
     );
     let report = bench.json("out/gpu-check.json");
-    for (part, why) in
-        [("pytorch", "no-such-python: "), ("memory", "libtorch does not"), ("batch", "libtorch does not")]
-    {
+    for (part, why) in [
+        ("pytorch", "no-such-python: "),
+        ("memory", "libtorch does not"),
+        ("batch", "libtorch does not"),
+        ("python", "--package names no folder"),
+    ] {
         let outcome = step(&report, part, "gpt-tiny")["outcome"].as_str().unwrap();
         assert!(outcome.starts_with(&format!("not run: {why}")), "{outcome}");
     }

@@ -44,6 +44,9 @@ pub struct Arguments {
     /// The Python that has PyTorch
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: String,
+    /// The folder that holds the Python package
+    #[arg(long, value_name = "DIR")]
+    package: Option<PathBuf>,
     /// Run one part on this loop, in this process
     #[arg(long, hide = true, requires = "until")]
     member: Option<String>,
@@ -96,6 +99,7 @@ fn run_step(arguments: &Arguments, part: Part, name: &str, deadline: Deadline) -
         out: arguments.out.clone(),
         deadline,
         python: arguments.python.clone(),
+        package: arguments.package.clone(),
         policies: arguments.policy.clone(),
     };
     part.run(&request, &member, &mut Findings::at(findings_path(&arguments.out, part, name)))
@@ -158,6 +162,9 @@ fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<
     let _ = std::fs::remove_file(&found_at);
     let mut command = Command::new(std::env::current_exe().context("this program's own path")?);
     command.args(["gpu-check", "--device", &arguments.device.to_string(), "--python", &arguments.python]);
+    if let Some(package) = &arguments.package {
+        command.arg("--package").arg(package);
+    }
     command.args(["--part", &part.name(), "--member", member]);
     command.args(["--until", &Deadline::after(time).unix_s().to_string()]).arg("--out").arg(&arguments.out);
     for policy in &arguments.policy {

@@ -10,10 +10,10 @@ use plimsoll_runtime::torch::settings::Determinism;
 
 /// The configurations: there is no repository where a check runs.
 const CONFIGURATIONS: [(&str, &str); 4] = [
-    ("gpt2.toml", include_str!("../../../configs/gpt2.toml")),
-    ("resnet224.toml", include_str!("../../../configs/resnet224.toml")),
-    ("gpt.toml", include_str!("../../../configs/gpt.toml")),
-    ("resnet.toml", include_str!("../../../configs/resnet.toml")),
+    ("gpt2", include_str!("../../../configs/gpt2.toml")),
+    ("resnet224", include_str!("../../../configs/resnet224.toml")),
+    ("gpt", include_str!("../../../configs/gpt.toml")),
+    ("resnet", include_str!("../../../configs/resnet.toml")),
 ];
 /// What is behind the name of a loop that is to run in mixed precision, where its configuration says nothing of it.
 const MIXED: &str = "-mixed";
@@ -22,6 +22,8 @@ const MIXED: &str = "-mixed";
 pub struct Member {
     /// Its name.
     pub name: String,
+    /// What its configuration is called, and its shipped policy.
+    pub configuration: &'static str,
     /// Its model.
     pub config: WorkloadConfig,
     /// How it is run.
@@ -33,14 +35,14 @@ pub struct Member {
 /// The loop of that name.
 pub fn member(name: &str) -> anyhow::Result<Member> {
     let (workload, mixed) = name.strip_suffix(MIXED).map_or((name, false), |workload| (workload, true));
-    for (path, text) in CONFIGURATIONS {
-        let mut family = FamilyConfig::parse(Path::new(path), text)?;
+    for (configuration, text) in CONFIGURATIONS {
+        let mut family = FamilyConfig::parse(Path::new(configuration), text)?;
         if let Some(config) = family.workloads.remove(workload) {
             let manner = Manner { bf16: mixed || family.manner.bf16, ..family.manner };
             // libtorch calls the backward pass of max-pooling nondeterministic, and has no other.
             let strict = matches!(config, WorkloadConfig::Gpt(_));
             let determinism = if strict { Determinism::Required } else { Determinism::Preferred };
-            return Ok(Member { name: name.to_owned(), config, manner, determinism });
+            return Ok(Member { name: name.to_owned(), configuration, config, manner, determinism });
         }
     }
     bail!("--member {name}: there is no such loop")

@@ -9,12 +9,14 @@ mod bench;
 mod compare;
 mod identity;
 mod interceptor;
+mod jobs;
 mod members;
 mod memory;
 mod overlap;
 mod probe;
 mod pytorch;
 mod schedule;
+mod script;
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
@@ -53,6 +55,10 @@ pub enum Part {
     Compare,
     /// What plain PyTorch takes, with recompute and with offloading of its own, and a plan within the peak of the former
     Pytorch,
+    /// A PyTorch job in Python within a budget: bits, peak and time, beside itself left alone
+    Python,
+    /// The same of one whose blocks `torch.compile` has compiled
+    Compiled,
     /// The largest batch that trains within the same memory, left alone and under a budget
     Batch,
     /// What the interceptor costs
@@ -84,6 +90,8 @@ impl Part {
                 Some(checkpoint) => on(fast, findings, &|bed, findings| checkpoint.beside(bed, request, findings)),
                 None => Ok(()),
             },
+            Part::Python => jobs::run(request, member, false, findings),
+            Part::Compiled => jobs::run(request, member, true, findings),
             Part::Batch => on(fast, findings, &|bed, findings| batch::run(bed, request, findings)),
             Part::Interceptor => on(fast, findings, &interceptor::run),
         }
@@ -100,6 +108,8 @@ pub struct Request {
     pub deadline: Deadline,
     /// The Python that has PyTorch.
     pub python: String,
+    /// The folder that holds the Python package, if any.
+    pub package: Option<PathBuf>,
     /// Learned policies; those of a loop's family are compared with baselines on it.
     pub policies: Vec<PathBuf>,
 }

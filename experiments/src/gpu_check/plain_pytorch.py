@@ -3,146 +3,33 @@
 The argument is JSON: the device and the model. Prints one line of JSON for each way.
 """
 
-import contextlib
+import functools
 import gc
 import json
 import sys
 import time
 
 import torch
-from torch import nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from models import Loop
 
 # As many as the Rust loops are judged by, and the same quartile of them: the fastest of three.
 WARM_UP, MEASURED = 3, 3
-# Characters of the text that the Rust loops learn, where a model has no larger vocabulary.
-ALPHABET = 64
-# Blocks of each stage, by net.
-BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet152": (3, 8, 36, 3)}
-
-
-class Block(nn.Module):
-    """Pre-norm causal attention and a two-layer perceptron, each with a residual around it."""
-
-    def __init__(self, width, heads, dropout):
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.attention_norm, self.perceptron_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, hidden):
-        batch, sequence, width = hidden.shape
-        parts = self.query_key_value(self.attention_norm(hidden))
-        query, key, value = parts.view(batch, sequence, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        attended = functional.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True)
-        attended = self.out(attended.transpose(1, 2).reshape(batch, sequence, width))
-        hidden = hidden + functional.dropout(attended, self.dropout)
-        return hidden + functional.dropout(self.contract(functional.gelu(self.expand(self.perceptron_norm(hidden)))), self.dropout)
-
-
-class Gpt(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        width, self.dropout = config["width"], config["dropout"]
-        self.symbols = config.get("vocabulary") or ALPHABET
-        self.tokens = nn.Parameter(0.02 * torch.randn(self.symbols, width))
-        self.positions = nn.Parameter(0.02 * torch.randn(config["sequence"], width))
-        self.blocks = nn.ModuleList(Block(width, config["heads"], self.dropout) for _ in range(config["layers"]))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, self.symbols)
-
-    def batch(self, config, device):
-        shape = (config["batch"], config["sequence"])
-        return torch.randint(ALPHABET, shape, device=device), torch.randint(ALPHABET, shape, device=device).flatten()
-
-    def forward(self, tokens, recompute):
-        hidden = functional.dropout(functional.embedding(tokens, self.tokens) + self.positions, self.dropout)
-        for block in self.blocks:
-            hidden = checkpoint(block, hidden, use_reentrant=False) if recompute else block(hidden)
-        return self.head(self.norm(hidden)).view(-1, self.symbols)
-
-
-def convolution(inputs, outputs, side, stride=1):
-    return nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, bias=False)
-
-
-def batch_norm(width):
-    norm = nn.BatchNorm2d(width)
-    norm.num_batches_tracked = None  # which the Rust loop does not count
-    return norm
-
-
-class Bottleneck(nn.Module):
-    """Three convolutions, the second over the stride, and a residual around them; in place of nothing, as in the Rust loop."""
-
-    def __init__(self, inputs, width, stride):
-        super().__init__()
-        self.conv1, self.bn1 = convolution(inputs, width, 1), batch_norm(width)
-        self.conv2, self.bn2 = convolution(width, width, 3, stride), batch_norm(width)
-        self.conv3, self.bn3 = convolution(width, 4 * width, 1), batch_norm(4 * width)
-        as_it_is = stride == 1 and inputs == 4 * width
-        shrunk = [] if as_it_is else [convolution(inputs, 4 * width, 1, stride), batch_norm(4 * width)]
-        self.around = nn.Sequential(*shrunk)
-
-    def forward(self, hidden):
-        inside = functional.relu(self.bn1(self.conv1(hidden)))
-        inside = functional.relu(self.bn2(self.conv2(inside)))
-        return functional.relu(self.around(hidden) + self.bn3(self.conv3(inside)))
-
-
-class Resnet(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.conv1, self.bn1 = convolution(3, 64, 7, 2), batch_norm(64)
-        blocks, inputs = [], 64
-        for stage, count in enumerate(BLOCKS[config["arch"]]):
-            for block in range(count):
-                width = 64 << stage
-                blocks.append(Bottleneck(inputs, width, 2 if stage and not block else 1))
-                inputs = 4 * width
-        self.blocks = nn.ModuleList(blocks)
-        self.fc = nn.Linear(inputs, config["classes"])
-
-    def batch(self, config, device):
-        size = config["image_size"]
-        pictures = torch.randn(config["batch"], 3, size, size, device=device)
-        return pictures, torch.randint(config["classes"], (config["batch"],), device=device)
-
-    def forward(self, pictures, recompute):
-        hidden = functional.max_pool2d(functional.relu(self.bn1(self.conv1(pictures))), 3, 2, padding=1)
-        for block in self.blocks:
-            hidden = checkpoint(block, hidden, use_reentrant=False) if recompute else block(hidden)
-        return self.fc(torch.flatten(functional.adaptive_avg_pool2d(hidden, 1), 1))
 
 
 def measure(asked, way):
-    config, device = asked["config"], asked["device"]
-    if asked["family"] == "resnet" and config["arch"] not in BLOCKS:
-        raise ValueError("there is no such net here")
-    torch.manual_seed(1)
-    with torch.device(device):
-        model = (Gpt if asked["family"] == "gpt" else Resnet)(config)
-    # One parameter after another, as the optimizers of libtorch's C++ half do.
-    if asked["family"] == "gpt":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config["learning_rate"], foreach=False)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=config["learning_rate"], momentum=config["momentum"], foreach=False)
-    inputs, targets = model.batch(config, device)
-    on_cuda = device.startswith("cuda")
+    on_cuda = asked["device"].startswith("cuda")
+    loop = Loop(asked)
+    ways = {
+        "plain": {},
+        "checkpoint": {"recompute": True},
+        "save_on_cpu": {"saved": functools.partial(torch.autograd.graph.save_on_cpu, pin_memory=on_cuda)},
+    }
     times = []
     for iteration in range(WARM_UP + MEASURED):
         if on_cuda and iteration == WARM_UP:
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
-        optimizer.zero_grad()
-        mixed = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=asked["bf16"])
-        offload = torch.autograd.graph.save_on_cpu(pin_memory=on_cuda) if way == "save_on_cpu" else contextlib.nullcontext()
-        with mixed, offload:
-            loss = functional.cross_entropy(model(inputs, way == "checkpoint"), targets)
-        loss.backward()
-        optimizer.step()
-        loss.item()
+        loop.iteration(**ways[way])
         times.append(time.perf_counter() - started)
     found = {"makespan_ns": int(1e9 * min(times[WARM_UP:])), "iterations": MEASURED}
     if on_cuda:

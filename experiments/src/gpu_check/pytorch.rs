@@ -1,22 +1,14 @@
 //! The same model in plain PyTorch: as it is, with `torch.utils.checkpoint` around every block, and with saved tensors offloaded
 //! by PyTorch itself; and what a plan takes within the peak that the checkpoints left.
 
-use std::process::{Command, Stdio};
-use std::time::Duration;
-
-use anyhow::Context;
-use plimsoll_env::workload::WorkloadConfig;
 use plimsoll_runtime::Planner;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::bench::Bench;
+use super::script::{self, Ended};
 use super::{Bed, Deadline, Findings, Member, Request};
 
-/// Written for PyTorch 2.11; prints one line of JSON for each way.
-const SCRIPT: &str = include_str!("plain_pytorch.py");
-/// How often the script is looked after.
-const PAUSE: Duration = Duration::from_millis(200);
 /// Of the part's time, so much is the script's.
 const SCRIPT_SHARE: f64 = 0.6;
 /// What a way says that has run out of the device's memory, among other things.
@@ -42,51 +34,24 @@ struct WithinItsPeak {
 
 /// Runs the part's first half. What a plan is to be compared with, where there is any such thing.
 pub fn run(request: &Request, member: &Member, findings: &mut Findings) -> anyhow::Result<Option<Checkpoint>> {
-    let asked = described(member, request)?.to_string();
     let until = Deadline::after(request.deadline.left().mul_f64(SCRIPT_SHARE));
-    let (script, found) = (request.out.join("plain_pytorch.py"), request.out.join("plain_pytorch.jsonl"));
-    std::fs::write(&script, SCRIPT).with_context(|| script.display().to_string())?;
-    let out = std::fs::File::create(&found).with_context(|| found.display().to_string())?;
-    let mut command = Command::new(&request.python);
-    command.arg(&script).arg(asked).stdin(Stdio::null()).stdout(out).stderr(Stdio::piped());
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => return findings.not_run(format!("{}: {error}", request.python)).map(|()| None),
-    };
-    let mut stderr = child.stderr.take().context("it is piped")?;
-    // Read all the while: a full pipe would stop the script.
-    let complaints = std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap_or_default());
     let mut ways: Vec<Value> = Vec::new();
-    let status = loop {
-        let ended = child.try_wait()?;
-        // To give page-locked memory back takes a killed script longer than there may be left.
-        let lines = std::fs::read_to_string(&found)?;
-        for way in lines.lines().skip(ways.len()).map_while(|line| serde_json::from_str::<Value>(line).ok()) {
-            findings.push("ways", &way)?;
-            ways.push(way);
-        }
-        if ended.is_some() {
-            break ended;
-        }
-        if until.is_over() {
-            child.kill()?;
-            child.wait()?;
-            break None;
-        }
-        std::thread::sleep(PAUSE);
-    };
-    let (_, _) = (std::fs::remove_file(&script), std::fs::remove_file(&found));
-    let complaints = complaints.join().unwrap_or_default();
+    let ended = script::run(request, script::PLAIN_PYTORCH, &script::described(member, request)?, until, |way| {
+        findings.push("ways", &way)?;
+        ways.push(way);
+        Ok(())
+    })?;
     for way in &ways {
         if let Some(failure) = way["failure"].as_str().filter(|failure| !failure.contains(OUT_OF_MEMORY)) {
             findings.fail(format!("{}: {failure}", way["way"]))?;
         }
     }
-    match status {
-        None => findings.set("cut_short", true)?,
-        Some(status) if status.success() => {}
-        Some(_) if ways.is_empty() => findings.not_run(complaints.lines().last().unwrap_or("python3 failed"))?,
-        Some(status) => findings.fail(format!("the script ended early: {status}"))?,
+    match ended {
+        Ended::NotStarted(why) => findings.not_run(why)?,
+        Ended::OutOfTime => findings.set("cut_short", true)?,
+        Ended::ByItself(status, _) if status.success() => {}
+        Ended::ByItself(_, complaint) if ways.is_empty() => findings.not_run(complaint)?,
+        Ended::ByItself(status, _) => findings.fail(format!("the script ended early: {status}"))?,
     }
     Ok(Checkpoint::of(&ways))
 }
@@ -123,15 +88,4 @@ impl Checkpoint {
         });
         findings.set("within_the_checkpoints_peak", within)
     }
-}
-
-/// The loop as the script reads it: what its configuration says, and where it runs.
-fn described(member: &Member, request: &Request) -> anyhow::Result<Value> {
-    let (family, config) = match &member.config {
-        WorkloadConfig::Gpt(config) => ("gpt", serde_json::to_value(config)?),
-        WorkloadConfig::Resnet(config) => ("resnet", serde_json::to_value(config)?),
-        _ => ("", Value::Null),
-    };
-    let device = request.device.to_string();
-    Ok(json!({ "device": device, "family": family, "config": config, "bf16": member.manner.bf16 }))
 }

@@ -30,9 +30,12 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Probe, first, 0.08),
         step(Part::Compare, members[0], 0.2),
         step(Part::Pytorch, members[0], 0.1),
+        step(Part::Python, first, 0.15),
+        step(Part::Compiled, first, 0.2),
         step(Part::Batch, members[0], 0.12),
         step(Part::Compare, members[1], 0.15),
         step(Part::Pytorch, members[1], 0.1),
+        step(Part::Python, second, 0.15),
         step(Part::Interceptor, first, 0.08),
     ];
     for member in &members[2..] {

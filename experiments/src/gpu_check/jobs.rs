@@ -1,0 +1,159 @@
+//! A PyTorch job in Python, by the package, within a budget: its bits beside those of the job that is left alone, its peak, and
+//! what either takes.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::script::{self, Ended};
+use super::{Findings, Member, Request};
+
+/// No budget: what the job takes is counted, and what that costs.
+const WATCHED_BYTES: u64 = 1 << 50;
+/// Shares of the keep-all peak, of which the first that can be held counts.
+const SHARES: [f64; 2] = [0.75, 0.9];
+/// What a job says that cannot be held within its budget.
+const NO_ROOM: &str = "OutOfMemoryError";
+
+/// What a job prints.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Printed {
+    Done(Job),
+    Failed { failure: String },
+}
+
+/// What a job came to.
+#[derive(Deserialize)]
+struct Job {
+    came_to: CameTo,
+    makespan_ns: u64,
+    /// Whether it gives the same bits twice: of one that is left alone.
+    repeats: Option<bool>,
+    /// The runtime's, of one that is not.
+    report: Option<Value>,
+}
+
+/// The bits of a job.
+#[derive(Deserialize, PartialEq)]
+struct CameTo {
+    losses: Vec<String>,
+    parameters: String,
+}
+
+/// A job within a budget, beside the one left alone.
+#[derive(Serialize)]
+struct Verdict {
+    budget_bytes: u64,
+    peak_bytes: u64,
+    identical: bool,
+    first_loss_that_differs: Option<usize>,
+    /// Fastest of three.
+    makespan_ns: u64,
+    /// Of what the job left alone takes.
+    overhead: f64,
+    /// What the runtime says, its last iteration aside.
+    report: Value,
+    /// The last iteration.
+    last: Value,
+}
+
+impl Verdict {
+    fn of(job: Job, budget_bytes: u64, untouched: &Job) -> anyhow::Result<Self> {
+        let mut report = job.report.context("a job within a budget reports")?;
+        let last = report["latest"].take().as_array_mut().and_then(Vec::pop).context("iterations were run")?;
+        let losses = job.came_to.losses.iter().zip(&untouched.came_to.losses);
+        Ok(Verdict {
+            budget_bytes,
+            peak_bytes: report["peak_bytes"].as_u64().context("a report tells a peak")?,
+            identical: job.came_to == untouched.came_to,
+            first_loss_that_differs: losses.into_iter().position(|(a, b)| a != b),
+            makespan_ns: job.makespan_ns,
+            overhead: job.makespan_ns as f64 / untouched.makespan_ns as f64 - 1.0,
+            report,
+            last,
+        })
+    }
+
+    /// What is not as it should be, bits aside.
+    fn complaints(&self) -> Vec<String> {
+        let mut complaints = Vec::new();
+        if self.peak_bytes > self.budget_bytes {
+            complaints.push(format!("a peak of {} bytes within {}", self.peak_bytes, self.budget_bytes));
+        }
+        if self.last["followed"] != true {
+            complaints.push(format!("the last iteration did not go as planned: {}", self.last));
+        }
+        complaints
+    }
+}
+
+/// Runs the part on jobs whose blocks `torch.compile` compiles, or on those where nothing is compiled.
+pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Findings) -> anyhow::Result<()> {
+    if request.package.is_none() {
+        return findings.not_run("--package names no folder that holds the Python package");
+    }
+    let policy = request.policies.iter().find(|path| path.file_stem() == Some(member.configuration.as_ref()));
+    findings.set("policy", policy)?;
+    let job = |budget_bytes| run_job(request, member, compiled, budget_bytes, policy.map(PathBuf::as_path));
+    let untouched = match job(None)? {
+        Ok(untouched) => untouched,
+        // Whatever keeps PyTorch from it: no compiler, no such model.
+        Err(why) => return findings.not_run(why),
+    };
+    let repeats = untouched.repeats == Some(true);
+    findings.set("untouched_job_repeats", repeats)?;
+    findings.set("untouched_makespan_ns", untouched.makespan_ns)?;
+    let judge = |key: &str, job: Job, budget_bytes, findings: &mut Findings| -> anyhow::Result<u64> {
+        let verdict = Verdict::of(job, budget_bytes, &untouched)?;
+        for complaint in verdict.complaints() {
+            findings.fail(format!("{key}: {complaint}"))?;
+        }
+        if repeats && !verdict.identical {
+            findings.fail(format!("{key}: other bits than those of the job left alone"))?;
+        }
+        findings.set(key, &verdict)?;
+        Ok(verdict.peak_bytes)
+    };
+    let keep_all_peak_bytes = match job(Some(WATCHED_BYTES))? {
+        Ok(watched) => judge("watched", watched, WATCHED_BYTES, findings)?,
+        Err(why) => return findings.fail(format!("watched: {why}")),
+    };
+    for share in SHARES {
+        let budget_bytes = (share * keep_all_peak_bytes as f64) as u64;
+        match job(Some(budget_bytes))? {
+            Ok(job) => return judge("within_a_budget", job, budget_bytes, findings).map(drop),
+            Err(why) if why.contains(NO_ROOM) => findings.push("no_room", why)?,
+            Err(why) => return findings.fail(format!("within {budget_bytes} bytes: {why}")),
+        }
+    }
+    findings.fail("no budget that was tried could be held".to_owned())
+}
+
+/// What a job came to, or why it came to nothing.
+fn run_job(
+    request: &Request,
+    member: &Member,
+    compiled: bool,
+    budget_bytes: Option<u64>,
+    policy: Option<&Path>,
+) -> anyhow::Result<Result<Job, String>> {
+    let mut asked = script::described(member, request)?;
+    asked["compiled"] = compiled.into();
+    asked["budget_bytes"] = budget_bytes.into();
+    asked["policy"] = serde_json::to_value(policy)?;
+    let mut printed = None;
+    let ended = script::run(request, script::BUDGETED_JOB, &asked, request.deadline, |found| {
+        printed = Some(serde_json::from_value(found)?);
+        Ok(())
+    })?;
+    Ok(match (ended, printed) {
+        (Ended::NotStarted(why), _) => Err(why),
+        (Ended::OutOfTime, _) => Err("its time was over".to_owned()),
+        (Ended::ByItself(status, _), Some(Printed::Done(job))) if status.success() => Ok(job),
+        (_, Some(Printed::Failed { failure })) => Err(failure),
+        (Ended::ByItself(status, complaint), _) => Err(format!("{status}: {complaint}")),
+    })
+}

@@ -1,0 +1,96 @@
+//! Programs in Python that a part runs, with PyTorch as its users run it. Each prints a line of JSON for whatever it finds.
+
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use plimsoll_env::workload::WorkloadConfig;
+use serde_json::{Value, json};
+
+use super::{Deadline, Member, Request};
+
+/// The programs and what they import, written for PyTorch 2.11.
+const FILES: [(&str, &str); 3] = [
+    ("models.py", include_str!("models.py")),
+    (PLAIN_PYTORCH, include_str!("plain_pytorch.py")),
+    (BUDGETED_JOB, include_str!("budgeted_job.py")),
+];
+/// PyTorch's own means.
+pub const PLAIN_PYTORCH: &str = "plain_pytorch.py";
+/// A job within a budget.
+pub const BUDGETED_JOB: &str = "budgeted_job.py";
+/// How often a program is looked after.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How a program ended.
+pub enum Ended {
+    /// It could not be started.
+    NotStarted(String),
+    /// By force: its time was over.
+    OutOfTime,
+    /// By itself, and the last line of its complaints.
+    ByItself(ExitStatus, String),
+}
+
+/// Runs a program until a deadline, and tells each line it prints, as soon as it does.
+pub fn run(
+    request: &Request,
+    program: &str,
+    asked: &Value,
+    until: Deadline,
+    mut tell: impl FnMut(Value) -> anyhow::Result<()>,
+) -> anyhow::Result<Ended> {
+    let folder = tempfile::tempdir_in(&request.out).context("a folder for programs in Python")?;
+    for (name, text) in FILES {
+        std::fs::write(folder.path().join(name), text).context(name)?;
+    }
+    let printed_at = folder.path().join("printed.jsonl");
+    let printed = std::fs::File::create(&printed_at).with_context(|| printed_at.display().to_string())?;
+    let mut command = Command::new(&request.python);
+    command.arg(folder.path().join(program)).arg(asked.to_string());
+    if let Some(package) = &request.package {
+        let others = std::env::var_os("PYTHONPATH").unwrap_or_default();
+        let others = std::env::split_paths(&others).filter(|path| !path.as_os_str().is_empty());
+        command.env("PYTHONPATH", std::env::join_paths([package.clone()].into_iter().chain(others))?);
+    }
+    command.stdin(Stdio::null()).stdout(printed).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Ok(Ended::NotStarted(format!("{}: {error}", request.python))),
+    };
+    let mut stderr = child.stderr.take().context("it is piped")?;
+    // Read all the while: a full pipe would stop the program.
+    let complaints = std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap_or_default());
+    let mut told = 0;
+    let status = loop {
+        let ended = child.try_wait()?;
+        // To give page-locked memory back takes a killed program longer than there may be left.
+        let lines = std::fs::read_to_string(&printed_at)?;
+        for line in lines.lines().skip(told).map_while(|line| serde_json::from_str(line).ok()) {
+            tell(line)?;
+            told += 1;
+        }
+        if let Some(status) = ended {
+            break status;
+        }
+        if until.is_over() {
+            child.kill()?;
+            child.wait()?;
+            return Ok(Ended::OutOfTime);
+        }
+        std::thread::sleep(PAUSE);
+    };
+    let complaints = complaints.join().unwrap_or_default();
+    Ok(Ended::ByItself(status, complaints.lines().last().unwrap_or_default().to_owned()))
+}
+
+/// The loop as the programs read it: what its configuration says, and where it runs.
+pub fn described(member: &Member, request: &Request) -> anyhow::Result<Value> {
+    let (family, config) = match &member.config {
+        WorkloadConfig::Gpt(config) => ("gpt", serde_json::to_value(config)?),
+        WorkloadConfig::Resnet(config) => ("resnet", serde_json::to_value(config)?),
+        _ => ("", Value::Null),
+    };
+    let device = request.device.to_string();
+    Ok(json!({ "device": device, "family": family, "config": config, "bf16": member.manner.bf16 }))
+}
