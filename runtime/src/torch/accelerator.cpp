@@ -209,14 +209,18 @@ class AskingAllocator final : public caching::CUDAAllocator {
 // Start and end of every operator on the device, each a mark in its stream; and where the runtime came between, one more.
 class DeviceClock {
  public:
-  void switch_to(bool on) {
+  void switch_to(PlimsollDeviceTiming timing) {
     std::lock_guard<std::mutex> guard(mutex_);
-    on_ = on && native;
-    if (!on_) return;
-    used_ = 0;
-    if (!origin_) origin_.emplace(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
-    origin_->record(stream());
-    next().is_interrupted = false;
+    if (!native) return;
+    on_ = timing == PLIMSOLL_OPERATOR_TIMES;
+    if (timing != PLIMSOLL_NO_TIMES) {
+      whole_.emplace();
+      whole_->start.record(stream());
+      used_ = 0;
+      next().is_interrupted = false;
+    } else if (whole_) {
+      whole_->end.record(stream());
+    }
   }
   void interrupt() {
     if (!on_) return;
@@ -237,17 +241,21 @@ class DeviceClock {
     ++used_;
     next().is_interrupted = false;
   }
-  std::vector<PlimsollDeviceTimes> take() {
+  std::vector<PlimsollDeviceTimes> take(uint64_t& makespan_ns) {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (used_) marks_[used_ - 1].end.synchronize();
     std::vector<PlimsollDeviceTimes> times;
+    makespan_ns = 0;
+    if (!whole_) return times;
+    whole_->end.synchronize();
+    makespan_ns = elapsed_ns(whole_->start, whole_->end);
     for (size_t index = 0; index < used_; ++index) {
       const Marks& marks = marks_[index];
       const auto& idle_until = marks.is_interrupted ? marks.interrupted : marks.start;
-      times.push_back({elapsed_ns(index ? marks_[index - 1].end : *origin_, idle_until),
+      times.push_back({elapsed_ns(index ? marks_[index - 1].end : whole_->start, idle_until),
                        marks.is_interrupted ? elapsed_ns(marks.interrupted, marks.start) : 0, elapsed_ns(marks.start, marks.end)});
     }
     used_ = 0;
+    whole_.reset();
     return times;
   }
 
@@ -272,7 +280,7 @@ class DeviceClock {
   std::mutex mutex_;
   std::atomic<bool> on_{false};
   size_t used_ = 0;
-  std::optional<c10::Event> origin_;  // where it was switched on
+  std::optional<Marks> whole_;  // what is timed, or was last
   std::vector<Marks> marks_;  // kept: making them is slower than using them
 };
 
@@ -417,10 +425,10 @@ void throw_refusal_after(uint64_t number) {
   if (last_refusal.number > number && !at::globalContext().benchmarkCuDNN()) std::rethrow_exception(last_refusal.why);
 }
 
-void time_on_accelerator(bool on) { device_clock().switch_to(on); }
+void time_on_accelerator(PlimsollDeviceTiming timing) { device_clock().switch_to(timing); }
 void accelerator_interrupted() { device_clock().interrupt(); }
 void accelerator_operator_starts() { device_clock().start(); }
 void accelerator_operator_ends() { device_clock().end(); }
-std::vector<PlimsollDeviceTimes> take_accelerator_times() { return device_clock().take(); }
+std::vector<PlimsollDeviceTimes> take_accelerator_times(uint64_t& makespan_ns) { return device_clock().take(makespan_ns); }
 
 }  // namespace plimsoll

@@ -51,12 +51,12 @@ void throw_refusal_after(uint64_t number);
 // A digest of the bytes of a storage, which the device takes: none of them leaves it.
 uint64_t digest_on_accelerator(const c10::StorageImpl& storage);
 
-// Whether operators that are asked for times are timed by the device's own clock, in its own order.
-void time_on_accelerator(bool on);
+// What is timed by the device's own clock, in its own order: operators are where they are asked for times.
+void time_on_accelerator(PlimsollDeviceTiming timing);
 void accelerator_interrupted();
 void accelerator_operator_starts();
 void accelerator_operator_ends();
-// How long each operator took since the last call, and what was before it. Waits for the last of them.
-std::vector<PlimsollDeviceTimes> take_accelerator_times();
+// How long each operator took of what was timed last, and what was before it; and the whole. Waits for its end.
+std::vector<PlimsollDeviceTimes> take_accelerator_times(uint64_t& makespan_ns);
 
 }  // namespace plimsoll

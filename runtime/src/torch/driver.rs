@@ -16,7 +16,7 @@ use super::recording::{Local, RawStorage, RecordedIteration, Recording};
 use super::report::{Course, IterationReport, Predicted};
 use super::residency::{Ending, Fault, Job, Place, Rebuild, Residency, Written};
 use super::session::{Listening, Observer, Session, SessionError, Wish};
-use super::shim::{self, Entry, RawOperator};
+use super::shim::{self, DeviceTiming, Entry, RawOperator};
 use crate::hardware::Tier;
 use crate::schedule::Instruction;
 use crate::trace::{OperatorId, StorageId};
@@ -42,6 +42,8 @@ pub(crate) struct Wanted {
 pub(crate) enum Record {
     /// Nothing.
     Nothing,
+    /// How long it takes on a device that works through operators later.
+    Makespan,
     /// What takes how long. Whether storages are filled in past the dispatcher is not found out, which takes time.
     Times,
     /// All of it.
@@ -53,6 +55,8 @@ pub(crate) struct Ended {
     pub(crate) report: IterationReport,
     /// The iteration as it was recorded, if it was.
     pub(crate) recorded: Option<RecordedIteration>,
+    /// What it took a device that works through operators later, if that was asked for.
+    pub(crate) on_device_ns: Option<u64>,
     /// The program that it was, to its end.
     pub(crate) program: Option<usize>,
 }
@@ -129,7 +133,7 @@ impl Driver {
         self.residency.report = IterationReport::default();
         self.residency.reactive.started_ns = self.residency.now_ns();
         self.record = wanted.record;
-        self.recording = (wanted.record != Record::Nothing).then(|| {
+        self.recording = matches!(wanted.record, Record::Times | Record::Whole).then(|| {
             let local = |entry| before.get(&entry).copied();
             let known = self
                 .residency
@@ -138,7 +142,11 @@ impl Driver {
             let known: HashMap<_, _> = known.collect();
             Recording::begin(known, self.started, shim::live_bytes())
         });
-        shim::time_on_device(wanted.record != Record::Nothing);
+        shim::time_on_device(match wanted.record {
+            Record::Nothing => DeviceTiming::Nothing,
+            Record::Makespan => DeviceTiming::Makespan,
+            Record::Times | Record::Whole => DeviceTiming::Operators,
+        });
         shim::reset_peak();
         Ok(())
     }
@@ -445,16 +453,15 @@ impl Driver {
         {
             recording.pressed();
         }
-        let recorded = match recorded {
-            Some(recording) => {
-                shim::time_on_device(false);
-                let on_device = shim::take_device_times(recording.operators())?;
-                Some(recording.end(left, peak_bytes, &on_device))
-            }
-            None => None,
+        shim::time_on_device(DeviceTiming::Nothing);
+        let on_device = match self.record {
+            Record::Nothing => None,
+            _ => shim::take_device_times(recorded.as_ref().map_or(0, Recording::operators))?,
         };
+        let on_device_ns = on_device.as_ref().map(|on_device| on_device.makespan_ns);
+        let recorded = recorded.map(|recording| recording.end(left, peak_bytes, on_device));
         self.leader = None;
-        Ok(Ended { report, recorded, program })
+        Ok(Ended { report, recorded, on_device_ns, program })
     }
 
     /// Device bytes when the iteration started.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::copy::{TierCopies, retimed, since};
-use super::driver::{Driver, Ended};
+use super::driver::{Driver, Ended, Record};
 use super::program::{Known, Program, Scheduled};
-use super::recording::{RecordedIteration, retime, trace_of};
+use super::recording::{RecordedIteration, retime, retime_at_most, trace_of};
 use super::report::{Course, IterationReport, Report};
 use crate::baselines::{Dtr, baseline};
 use crate::hardware::SlowTiers;
@@ -82,9 +82,26 @@ enum Times {
     #[default]
     Known,
     /// An iteration is to be measured for a plan of new times.
-    Wanted,
+    Wanted(Reason),
     /// One was, by marks on the device; the next tells what it takes without.
-    Marked { recorded: Box<RecordedIteration>, makespan_ns: u64 },
+    Marked(Reason, Box<RecordedIteration>),
+}
+
+/// What is wrong with a program's times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    /// They were taken by marks on a device while bytes ran out, or kernels were loaded: none is too small.
+    Early,
+    /// They no longer are what operators take.
+    Drifted,
+}
+
+/// An iteration that was measured for a plan of new times.
+struct Measured {
+    reason: Reason,
+    recorded: RecordedIteration,
+    /// By how much marks on the device made it longer.
+    marks_ns: u64,
 }
 
 /// What is remembered of a program beside its trace and schedule.
@@ -169,19 +186,20 @@ impl Library {
         known.or_else(|| (0..programs.len()).max_by_key(|&index| programs[index].last_seen))
     }
 
-    /// Whether the next iteration is recorded.
-    pub(super) fn records(&self, leader: Option<usize>) -> bool {
+    /// What is recorded of the next iteration.
+    pub(super) fn records(&self, leader: Option<usize>) -> Record {
         match leader.map(|leader| &self.shelves[leader].times) {
-            Some(Times::Marked { .. }) => false,
-            Some(Times::Wanted) => true,
-            Some(Times::Known) | None => self.calm < CALM,
+            Some(Times::Marked(..)) => Record::Makespan,
+            Some(Times::Wanted(_)) => Record::Whole,
+            Some(Times::Known) | None if self.calm < CALM => Record::Whole,
+            Some(Times::Known) | None => Record::Nothing,
         }
     }
 
     /// Learns from an iteration.
     pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
         self.clock += 1;
-        let Ended { report: iteration, recorded, program } = ended;
+        let Ended { report: iteration, recorded, on_device_ns, program } = ended;
         self.makespan_ns = iteration.makespan_ns;
         let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
         let copies = since(&self.copies, &before);
@@ -191,14 +209,8 @@ impl Library {
                 self.calm += 1;
                 report.plan_cache_hits += 1;
                 driver.programs[index].last_seen = self.clock;
-                self.watch(
-                    driver,
-                    index,
-                    &iteration,
-                    recorded.map(|recorded| (recorded, copies)),
-                    budget_bytes,
-                    report,
-                );
+                let measured = self.measure(index, recorded, on_device_ns, &copies);
+                self.watch(driver, index, &iteration, measured, budget_bytes, report);
                 Some(driver.programs[index].serial)
             }
             None => {
@@ -242,8 +254,7 @@ impl Library {
         let other = self.recorded.remove(same).expect("found above");
         let trace = trace_of(&[&other, &recorded], &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
         let known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
-        // The marks of both are in the times, and where bytes ran out a device that waited for its host.
-        let times = if recorded.is_marked { Times::Wanted } else { Times::Known };
+        let times = if recorded.is_marked { Times::Wanted(Reason::Early) } else { Times::Known };
         let shelf = Shelf { times, ..Shelf::default() };
         let scheduled = self.plan(&known, budget_bytes, &shelf, report);
         let mut program = Program::new(known, scheduled);
@@ -293,43 +304,54 @@ impl Library {
         }
     }
 
-    /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted. Where it was
-    /// measured for that, what its copies took is measured too.
+    /// What a program that ran was measured at, where its times are wanted and all is known. What its copies took is measured, too.
+    fn measure(
+        &mut self,
+        index: usize,
+        recorded: Option<RecordedIteration>,
+        on_device_ns: Option<u64>,
+        copies: &[TierCopies],
+    ) -> Option<Measured> {
+        let times = &mut self.shelves[index].times;
+        match (std::mem::take(times), recorded, on_device_ns) {
+            // The first planned one makes room on the host for what it copies.
+            (Times::Wanted(reason), Some(recorded), _) if self.calm > 1 => {
+                self.tiers = retimed(self.tiers, copies);
+                if !recorded.is_marked {
+                    return Some(Measured { reason, recorded, marks_ns: 0 });
+                }
+                *times = Times::Marked(reason, Box::new(recorded));
+            }
+            (Times::Marked(reason, recorded), None, Some(unmarked_ns)) => {
+                let marks_ns = recorded.makespan_ns().saturating_sub(unmarked_ns);
+                return Some(Measured { reason, recorded: *recorded, marks_ns });
+            }
+            (before, ..) => *times = before,
+        }
+        None
+    }
+
+    /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted. Where its program was
+    /// `measured`, that is planned anew.
     fn watch(
         &mut self,
         driver: &mut Driver,
         index: usize,
         iteration: &IterationReport,
-        recorded: Option<(RecordedIteration, Vec<TierCopies>)>,
+        measured: Option<Measured>,
         budget_bytes: u64,
         report: &mut Report,
     ) {
         let mut shelf = std::mem::take(&mut self.shelves[index]);
         let start_bytes = driver.start_bytes();
         let program = &mut driver.programs[index];
-        let measured = match (std::mem::take(&mut shelf.times), recorded) {
-            // The first planned one makes room on the host for what it copies.
-            (Times::Wanted, Some((recorded, copies))) if self.calm > 1 => {
-                self.tiers = retimed(self.tiers, &copies);
-                if recorded.is_marked {
-                    shelf.times = Times::Marked { recorded: Box::new(recorded), makespan_ns: iteration.makespan_ns };
-                    None
-                } else {
-                    Some((recorded, 0))
-                }
-            }
-            (Times::Marked { recorded, makespan_ns }, None) => {
-                Some((*recorded, makespan_ns.saturating_sub(iteration.makespan_ns)))
-            }
-            (times, _) => {
-                shelf.times = times;
-                None
-            }
-        };
-        if let Some((recorded, marks_ns)) = measured {
+        if let Some(Measured { reason, recorded, marks_ns }) = measured {
             driver.residency.reactive.link = self.tiers.host;
             let mut trace = Trace::clone(&program.known.trace);
-            retime(&[&recorded], &mut trace);
+            match reason {
+                Reason::Early => retime_at_most(&recorded, &mut trace),
+                Reason::Drifted => retime(&[&recorded], &mut trace),
+            }
             trace.cut_to(trace.makespan_ns.saturating_sub(marks_ns));
             program.known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
             shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
@@ -375,7 +397,7 @@ impl Shelf {
         let median = sorted[WINDOW / 2];
         let reference = *self.reference.get_or_insert(median);
         if median > reference * DRIFT || median < reference / DRIFT {
-            self.times = Times::Wanted;
+            self.times = Times::Wanted(Reason::Drifted);
         }
     }
 }
@@ -390,7 +412,7 @@ mod tests {
         (0..100).for_each(|_| shelf.note(1.6));
         assert!(matches!(shelf.times, Times::Known));
         (0..WINDOW).for_each(|_| shelf.note(2.5));
-        assert!(matches!(shelf.times, Times::Wanted));
+        assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
     }
 
     #[test]

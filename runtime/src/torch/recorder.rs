@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use super::recording::{RecordedIteration, Recording, trace_of};
 use super::session::{Observer, Session, SessionError, Wish};
-use super::shim::{self, Entry, RawOperator};
+use super::shim::{self, DeviceTiming, Entry, RawOperator};
 use crate::trace::{Class, Trace};
 
 /// Why iterations did not make a trace.
@@ -73,18 +73,16 @@ impl Recorder {
         *self.listener.lock() = Recording::begin(known, started, self.session.live_bytes());
         self.session.reset_peak();
         let is_timed = self.session.times_in_passing() || self.done.len().is_multiple_of(2);
-        shim::time_on_device(is_timed);
+        shim::time_on_device(if is_timed { DeviceTiming::Operators } else { DeviceTiming::Makespan });
         let listening = self.session.listen(Arc::clone(&self.listener) as Arc<dyn Observer>)?;
         let result = body();
         drop(listening);
-        shim::time_on_device(false);
+        shim::time_on_device(DeviceTiming::Nothing);
         let ended = Instant::now();
         let mut recording = std::mem::take(&mut *self.listener.lock());
         Listener::absorb_freed(&mut recording);
         let on_device = shim::take_device_times(recording.operators()).map_err(SessionError::from)?;
-        let mut done = recording.end(ended, self.session.peak_bytes(), &on_device);
-        done.is_timed = is_timed;
-        self.done.push(done);
+        self.done.push(recording.end(ended, self.session.peak_bytes(), on_device));
         Ok(result)
     }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::recorder::RecordError;
 use super::session::operator_name;
-use super::shim::{self, DeviceTimes, Entry, RawOperator};
+use super::shim::{self, DeviceTimes, Entry, OnDevice, RawOperator};
 use crate::lineage::Lineage;
 use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
 
@@ -226,25 +226,26 @@ impl Recording {
 
     /// Ends the iteration. The last deaths must have been told.
     ///
-    /// `on_device` are the times that a device took which works through operators after they were issued. Empty where
-    /// operators are done when they return.
-    pub(crate) fn end(self, ended: Instant, peak_bytes: u64, on_device: &[DeviceTimes]) -> RecordedIteration {
+    /// `on_device` is what a device took which works through operators after they were issued. None where operators are done
+    /// when they return.
+    pub(crate) fn end(self, ended: Instant, peak_bytes: u64, on_device: Option<OnDevice>) -> RecordedIteration {
         let mut iteration = self.now;
         iteration.is_timed = true;
         iteration.peak_bytes = peak_bytes;
         iteration.makespan_ns = (ended - self.started).as_nanos() as u64;
         iteration.tail_ns = ended.saturating_duration_since(self.last_end).as_nanos() as u64;
-        if on_device.len() == iteration.measured.len() && !on_device.is_empty() {
+        if let Some(OnDevice { operators, makespan_ns }) = on_device {
+            iteration.makespan_ns = makespan_ns;
+            iteration.is_timed = operators.len() == iteration.measured.len();
+            iteration.is_marked = iteration.is_timed;
             let mut busy_ns = 0;
-            for (measured, &DeviceTimes { gap_ns, interrupted_ns, cost_ns }) in
-                iteration.measured.iter_mut().zip(on_device)
+            for (measured, DeviceTimes { gap_ns, interrupted_ns, cost_ns }) in
+                iteration.measured.iter_mut().zip(operators)
             {
                 *measured = Measured { cost_ns, gap_ns, interrupted_ns, ..*measured };
                 busy_ns += gap_ns + interrupted_ns + cost_ns;
             }
-            iteration.is_marked = true;
-            // What the device did not see: before its first operator, and after its last.
-            iteration.tail_ns = iteration.makespan_ns.saturating_sub(busy_ns);
+            iteration.tail_ns = makespan_ns.saturating_sub(busy_ns);
         }
         iteration
     }
@@ -298,6 +299,11 @@ impl RecordedIteration {
     /// Forgets what the iteration before knew storages as: it was another program.
     pub(crate) fn forget_predecessor(&mut self) {
         self.known_as.clear();
+    }
+
+    /// What the whole took.
+    pub(crate) fn makespan_ns(&self) -> u64 {
+        self.makespan_ns
     }
 
     /// Of every operator, the pause before it and its own time, in ns.
@@ -431,6 +437,19 @@ pub(crate) fn retime(iterations: &[&RecordedIteration], trace: &mut Trace) {
     trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
 }
 
+/// Puts into a trace whichever is less of its times and of those that another iteration of it took. Each was measured while
+/// something came between, which made some operators longer.
+pub(crate) fn retime_at_most(iteration: &RecordedIteration, trace: &mut Trace) {
+    let before = trace.clone();
+    retime(&[iteration], trace);
+    for (operator, before) in trace.operators.iter_mut().zip(&before.operators) {
+        operator.cost_ns = operator.cost_ns.min(before.cost_ns);
+        operator.gap_ns = operator.gap_ns.min(before.gap_ns);
+    }
+    trace.tail_ns = trace.tail_ns.min(before.tail_ns);
+    trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
+}
+
 fn operators_of(
     iterations: &[&RecordedIteration],
     timed: &[&RecordedIteration],
@@ -531,12 +550,50 @@ mod tests {
             DeviceTimes { gap_ns: 10, interrupted_ns: 500, cost_ns: 100 },
             DeviceTimes { gap_ns: 20, interrupted_ns: 0, cost_ns: 200 },
         ];
-        let ended = recording.started + std::time::Duration::from_nanos(1_000);
-        let recorded = recording.end(ended, 0, &on_device);
+        let ended = recording.started + std::time::Duration::from_nanos(5);
+        let on_device = OnDevice { operators: on_device.to_vec(), makespan_ns: 1_000 };
+        let recorded = recording.end(ended, 0, Some(on_device));
         let measured: Vec<_> = recorded.measured.iter().map(|measured| (measured.gap_ns, measured.cost_ns)).collect();
         assert_eq!(measured, [(10, 100), (20, 200)]);
         assert_eq!(recorded.times().collect::<Vec<_>>(), [(510, 100), (20, 200)], "when each begins and ends");
-        assert_eq!((recorded.tail_ns, recorded.is_marked), (170, true));
+        assert_eq!((recorded.makespan_ns, recorded.tail_ns, recorded.is_marked), (1_000, 170, true));
+    }
+
+    #[test]
+    fn of_times_taken_early_and_those_taken_again_the_smaller_count() {
+        let operator = |cost_ns, gap_ns| Operator {
+            name: 0,
+            phase: Phase::Forward,
+            cost_ns,
+            spread_ns: 0,
+            gap_ns,
+            workspace_bytes: 0,
+            accesses: Vec::new(),
+            creates: Vec::new(),
+            frees: Vec::new(),
+            not_replayable: None,
+        };
+        let mut trace = Trace {
+            workload: "two".to_owned(),
+            family: String::new(),
+            device: "cuda".to_owned(),
+            recorded_iterations: 2,
+            unseen_bytes: 0,
+            tail_ns: 3,
+            makespan_ns: 1_153,
+            peak_bytes: 0,
+            names: vec!["aten::mm".to_owned()],
+            storages: Vec::new(),
+            initial_storages: 0,
+            // The first waited for an eviction; the second will wait for a copy.
+            operators: vec![operator(900, 10), operator(200, 40)],
+            carried: Vec::new(),
+        };
+        let again = [(100, 30), (700, 0)].map(|(cost_ns, gap_ns)| Measured { cost_ns, gap_ns, ..Measured::default() });
+        let again = RecordedIteration { measured: again.to_vec(), tail_ns: 5, ..RecordedIteration::default() };
+        retime_at_most(&again, &mut trace);
+        let times: Vec<_> = trace.operators.iter().map(|operator| (operator.cost_ns, operator.gap_ns)).collect();
+        assert_eq!((times, trace.tail_ns, trace.makespan_ns), (vec![(100, 10), (200, 0)], 3, 313));
     }
 
     #[test]

@@ -232,8 +232,7 @@ impl Keeper {
         }
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
         let leader = self.library.expected(&driver.programs);
-        let record = if self.library.records(leader) { Record::Whole } else { Record::Nothing };
-        let wanted = Wanted { act: true, bound_only: false, record };
+        let wanted = Wanted { act: true, bound_only: false, record: self.library.records(leader) };
         // Where every operator is refused, nothing is to be evicted.
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes } }
     }

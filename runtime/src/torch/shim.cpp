@@ -118,12 +118,12 @@ int32_t plimsoll_set_device_share(double share) {
 int32_t plimsoll_empty_device_cache(void) {
   return guarded([&] { empty_accelerator_cache(); });
 }
-void plimsoll_time_on_device(int32_t on) { time_on_accelerator(on != 0); }
+void plimsoll_time_on_device(int32_t timing) { time_on_accelerator(static_cast<PlimsollDeviceTiming>(timing)); }
 void plimsoll_device_interrupted(void) { accelerator_interrupted(); }
 void plimsoll_device_goes_on(void) { accelerator_operator_starts(); }
-int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count) {
+int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count, uint64_t* makespan_ns) {
   return guarded([&] {
-    auto times = take_accelerator_times();
+    auto times = take_accelerator_times(*makespan_ns);
     *count = times.size();
     std::copy_n(times.begin(), std::min(capacity, times.size()), out);
   });

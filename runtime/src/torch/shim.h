@@ -80,20 +80,21 @@ void plimsoll_reset_device_peak(void);
 // Share of the device's memory that its caching allocator may take.
 int32_t plimsoll_set_device_share(double share);
 int32_t plimsoll_empty_device_cache(void);
-// Whether operators that are asked for times are also timed by a device that works through its operators later.
-void plimsoll_time_on_device(int32_t on);
+// What a device is timed at from now on that works through its operators later, by its own clock.
+typedef enum { PLIMSOLL_NO_TIMES, PLIMSOLL_MAKESPAN, PLIMSOLL_OPERATOR_TIMES } PlimsollDeviceTiming;
+void plimsoll_time_on_device(int32_t timing);
 // What the device is given from now on is the runtime's, copies to wait for and reruns, until the next operator starts, or the one
 // under way goes on.
 void plimsoll_device_interrupted(void);
 void plimsoll_device_goes_on(void);
-// Those times, in ns, since the last call. Waits for the device. `count` says how many there are, of which at most `capacity` are
-// written.
+// Those times, in ns, of what was timed last, and from its start to its end. Waits for the device. `count` says how many there are,
+// of which at most `capacity` are written.
 typedef struct {
   uint64_t gap_ns;          // the pause before the operator, the first since the switch
   uint64_t interrupted_ns;  // what the runtime took
   uint64_t cost_ns;         // its own
 } PlimsollDeviceTimes;
-int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count);
+int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count, uint64_t* makespan_ns);
 // Notes the storages that died without a report. To be called between iterations.
 void plimsoll_find_dead(void);
 // What the operator that this thread runs is for: PlimsollPhase. Few need to know.

@@ -84,6 +84,25 @@ impl RawAccess {
     }
 }
 
+/// What a device is timed at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DeviceTiming {
+    /// Nothing.
+    Nothing,
+    /// The whole.
+    Makespan,
+    /// Every operator as well, which makes the whole longer.
+    Operators,
+}
+
+/// An iteration by the clock of a device that came to it after it was issued.
+pub(crate) struct OnDevice {
+    /// Empty where they were not timed.
+    pub(crate) operators: Vec<DeviceTimes>,
+    /// From where it started to where it ended.
+    pub(crate) makespan_ns: u64,
+}
+
 /// What a device took for an operator that it came to after it was issued.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -203,10 +222,15 @@ unsafe extern "C" {
     fn plimsoll_reset_device_peak();
     fn plimsoll_set_device_share(share: f64) -> i32;
     fn plimsoll_empty_device_cache() -> i32;
-    fn plimsoll_time_on_device(on: i32);
+    fn plimsoll_time_on_device(timing: i32);
     fn plimsoll_device_interrupted();
     fn plimsoll_device_goes_on();
-    fn plimsoll_take_device_times(out: *mut DeviceTimes, capacity: usize, count: *mut usize) -> i32;
+    fn plimsoll_take_device_times(
+        out: *mut DeviceTimes,
+        capacity: usize,
+        count: *mut usize,
+        makespan_ns: *mut u64,
+    ) -> i32;
     fn plimsoll_set_deterministic(how: i32);
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
@@ -323,10 +347,10 @@ pub(crate) fn empty_device_cache() -> Result<(), ShimError> {
     checked(unsafe { plimsoll_empty_device_cache() })
 }
 
-/// Whether operators are timed by a device that works through them later.
-pub(crate) fn time_on_device(on: bool) {
-    // SAFETY: sets a flag.
-    unsafe { plimsoll_time_on_device(i32::from(on)) }
+/// Says what a device is timed at that works through operators later, and starts or ends that.
+pub(crate) fn time_on_device(timing: DeviceTiming) {
+    // SAFETY: sets a flag, and at most makes a mark.
+    unsafe { plimsoll_time_on_device(timing as i32) }
 }
 
 /// What the device is given from now on is the runtime's, until the next operator starts or [`device_goes_on`].
@@ -341,13 +365,13 @@ pub(crate) fn device_goes_on() {
     unsafe { plimsoll_device_goes_on() }
 }
 
-/// Those times of the last `operators` operators. Empty where none were timed.
-pub(crate) fn take_device_times(operators: usize) -> Result<Vec<DeviceTimes>, ShimError> {
-    let (mut times, mut count) = (vec![DeviceTimes::default(); operators], 0);
+/// What was timed last, in which so many operators ran. None where there is no such device.
+pub(crate) fn take_device_times(operators: usize) -> Result<Option<OnDevice>, ShimError> {
+    let (mut times, mut count, mut makespan_ns) = (vec![DeviceTimes::default(); operators], 0, 0);
     // SAFETY: the array holds so many.
-    checked(unsafe { plimsoll_take_device_times(times.as_mut_ptr(), operators, &mut count) })?;
+    checked(unsafe { plimsoll_take_device_times(times.as_mut_ptr(), operators, &mut count, &mut makespan_ns) })?;
     times.truncate(if count == operators { count } else { 0 });
-    Ok(times)
+    Ok((makespan_ns > 0).then_some(OnDevice { operators: times, makespan_ns }))
 }
 
 pub(crate) fn set_deterministic(how: i32) {
