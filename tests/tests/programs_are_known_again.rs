@@ -1,12 +1,13 @@
 //! Programs whose shapes change from iteration to iteration end with a plan for each shape, taken from the cache; the
 //! budget is held throughout, and so is every bit. Where the data stands does not matter.
 
+use plimsoll_runtime::torch::IterationReport;
 use plimsoll_runtime::torch::report::Course as Driven;
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, one_at_a_time};
 
-fn run(courses: &[Course], share: f64) -> Vec<plimsoll_runtime::torch::IterationReport> {
+fn run(courses: &[Course], share: f64) -> Vec<IterationReport> {
     let iterate = |workload: &mut Perceptron, iteration: usize| workload.iterate(courses[iteration]);
     let untouched = Untouched::run(|| Perceptron::new(2), iterate, courses.len());
     let budget_bytes = untouched.between(share);
@@ -42,6 +43,16 @@ fn lengths_at_random() {
     let courses: Vec<Course> = order.iter().map(|&index| Course::Train([256, 384, 512][index])).collect();
     let reports = run(&courses, 0.5);
     assert!(reports[14..].iter().all(|report| report.deviation.is_none()), "unknown after 14 iterations");
+}
+
+#[test]
+fn forty_lengths_each_of_which_comes_again_after_all_others() {
+    let _running = one_at_a_time();
+    let courses: Vec<Course> = (0..160).map(|iteration| Course::Train(256 + 4 * (iteration % 40))).collect();
+    let reports = run(&courses, 0.5);
+    for report in &reports[120..] {
+        assert!(report.course != Driven::Reactive && report.deviation.is_none(), "{report:?}");
+    }
 }
 
 #[test]

@@ -23,8 +23,6 @@ use crate::sweep::Problem;
 use crate::timeline::Timeline;
 use crate::trace::Trace;
 
-/// Recorded iterations that wait for another one like them.
-const RECORDED_MAX: usize = 8;
 /// Followed iterations in a row after which recording stops, until a program is not known again.
 const CALM: u32 = 4;
 /// Followed iterations that drift is judged by.
@@ -33,6 +31,12 @@ const WINDOW: usize = 16;
 const DRIFT: f64 = 1.25;
 /// Planned iterations in a row that ran out of bytes after which the plan is made for fewer.
 const PRESSED_MAX: u32 = 2;
+/// Plans after which planning may no longer take any time.
+const PLANS_FREE: u64 = 32;
+/// What it may take then, of the loop's own time. What is planned beyond that is decoded greedily.
+const PLANNING_SHARE: f64 = 0.1;
+/// How that is done.
+const HASTY: Planner = Planner::decoding(0, 0);
 
 /// Who decides.
 pub(super) enum Decider {
@@ -113,6 +117,8 @@ struct Shelf {
     reference: Option<f64>,
     /// What its operators take.
     times: Times,
+    /// Whether there was no time to plan it well.
+    is_hasty: bool,
     /// Planned iterations in a row that ran out of bytes.
     pressed: u32,
     /// Bytes that plans leave free, because something else takes them.
@@ -125,6 +131,7 @@ pub(super) struct Library {
     tiers: SlowTiers,
     actions: ActionSet,
     planner: Planner,
+    /// Of programs, and of iterations that wait for another one like them.
     plans_max: usize,
     /// Beside the driver's programs, by the same index.
     shelves: Vec<Shelf>,
@@ -209,6 +216,8 @@ impl Library {
                 self.calm += 1;
                 report.plan_cache_hits += 1;
                 driver.programs[index].last_seen = self.clock;
+                let recorded = recorded.filter(|_| iteration.followed);
+                let on_device_ns = on_device_ns.filter(|_| iteration.followed);
                 let measured = self.measure(index, recorded, on_device_ns, &copies);
                 self.watch(driver, index, &iteration, measured, budget_bytes, report);
                 Some(driver.programs[index].serial)
@@ -240,7 +249,7 @@ impl Library {
         driver.remember(&recorded);
         let same = self.recorded.iter().position(|other| other.same_steps(&recorded).is_ok());
         let Some(same) = same else {
-            if self.recorded.len() == RECORDED_MAX {
+            if self.recorded.len() == self.plans_max {
                 self.recorded.pop_front();
             }
             self.recorded.push_back(recorded);
@@ -255,8 +264,8 @@ impl Library {
         let trace = trace_of(&[&other, &recorded], &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
         let known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
         let times = if recorded.is_marked { Times::Wanted(Reason::Early) } else { Times::Known };
-        let shelf = Shelf { times, ..Shelf::default() };
-        let scheduled = self.plan(&known, budget_bytes, &shelf, report);
+        let mut shelf = Shelf { times, ..Shelf::default() };
+        let scheduled = self.plan(&known, budget_bytes, &mut shelf, report);
         let mut program = Program::new(known, scheduled);
         program.bind(recorded.bindings());
         program.serial = self.clock;
@@ -273,15 +282,17 @@ impl Library {
     }
 
     /// Plans a program for what the budget leaves it.
-    fn plan(&mut self, known: &Known, budget_bytes: u64, shelf: &Shelf, report: &mut Report) -> Scheduled {
+    fn plan(&mut self, known: &Known, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) -> Scheduled {
         let started = Instant::now();
+        shelf.is_hasty = !has_time(report);
+        let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
         let problem = Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
         let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
             Plan::keep_all(lineage.windows().len())
         } else {
-            let planned = self.decider.plan(problem, &self.planner);
+            let planned = self.decider.plan(problem, planner);
             if !planned.fits() {
                 let mut policies = [self.decider.policy(), Box::new(Dtr)];
                 let least = least_feasible_budget(problem, &mut policies);
@@ -299,8 +310,9 @@ impl Library {
     pub(super) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
         self.least_feasible_bytes = None;
         for (index, program) in programs.iter_mut().enumerate() {
-            self.shelves[index] = Shelf::default();
-            program.scheduled = self.plan(&program.known, budget_bytes, &Shelf::default(), report);
+            let mut shelf = Shelf::default();
+            program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
+            self.shelves[index] = shelf;
         }
     }
 
@@ -355,7 +367,7 @@ impl Library {
             trace.cut_to(trace.makespan_ns.saturating_sub(marks_ns));
             program.known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
             shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
-            program.scheduled = self.plan(&program.known, budget_bytes, &shelf, report);
+            program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
             report.replans += 1;
         } else if iteration.course == Course::Planned && iteration.reactive_evictions > 0 {
             shelf.pressed += 1;
@@ -369,8 +381,10 @@ impl Library {
                 let surplus_bytes = start_bytes.saturating_sub(expected);
                 shelf.margin_bytes += surplus_bytes.max(budget_bytes / 64);
                 shelf.pressed = 0;
-                program.scheduled = self.plan(&program.known, budget_bytes, &shelf, report);
+                program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
             }
+        } else if shelf.is_hasty && has_time(report) {
+            program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
         } else if iteration.followed
             && let Some(predicted) = iteration.predicted
         {
@@ -379,6 +393,11 @@ impl Library {
         }
         self.shelves[index] = shelf;
     }
+}
+
+/// Whether a plan may take what a good one takes.
+fn has_time(report: &Report) -> bool {
+    report.plans < PLANS_FREE || report.planning_ns as f64 <= PLANNING_SHARE * report.makespan_ns as f64
 }
 
 impl Shelf {
@@ -413,6 +432,14 @@ mod tests {
         assert!(matches!(shelf.times, Times::Known));
         (0..WINDOW).for_each(|_| shelf.note(2.5));
         assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
+    }
+
+    #[test]
+    fn planning_may_take_its_share_once_there_are_many_plans() {
+        let after = |plans, planning_ns| Report { plans, planning_ns, makespan_ns: 1_000, ..Report::default() };
+        assert!(has_time(&after(PLANS_FREE - 1, 1_000_000)));
+        assert!(!has_time(&after(PLANS_FREE, 101)));
+        assert!(has_time(&after(PLANS_FREE, 100)));
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Builder {
         self
     }
 
-    /// Programs that are remembered with their plans; the one that was not seen for longest makes way. 16 unless told.
+    /// Programs that are remembered with their plans; the one that was not seen for longest makes way. 64 unless told.
     pub fn plans_max(mut self, plans_max: usize) -> Self {
         self.plans_max = plans_max.max(1);
         self
@@ -274,7 +274,7 @@ impl Runtime {
             tiers: None,
             actions: ActionSet::ALL,
             planner: Planner::default(),
-            plans_max: 16,
+            plans_max: 64,
             events: false,
         }
     }
