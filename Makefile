@@ -94,7 +94,8 @@ gpu-rehearsal: libtorch tools stand-in
 	@mkdir -p target/rehearsal
 	sh runtime/python/stage.sh $(dir $(PLIMSOLL))lib_plimsoll.so target/rehearsal/python
 	$(PACED) $(PLIMSOLL) gpu-check --out target/rehearsal \
-	    --package target/rehearsal/python --minutes $(MINUTES) $(PARTS:%=--part %) $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
+	    --package target/rehearsal/python --minutes $(MINUTES) $(PARTS:%=--part %) \
+	    $(patsubst %,--policy %,$(wildcard configs/policies/*.policy))
 
 # Any call of the command on that device: make paced CALL="hold configs/gpt2.toml:gpt2-small --device cuda".
 paced: libtorch stand-in

@@ -211,7 +211,7 @@ impl Trace {
     }
 
     /// All times together.
-    fn times_ns(&self) -> u64 {
+    pub(crate) fn times_ns(&self) -> u64 {
         let of_operators = self.operators.iter().map(|operator| operator.gap_ns + operator.cost_ns);
         of_operators.sum::<u64>() + self.tail_ns
     }

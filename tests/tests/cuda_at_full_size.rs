@@ -1,7 +1,7 @@
 //! Models at their published sizes, on a CUDA device that computes nothing and copies nothing, and takes as long for it as an
 //! H200 would by its data sheet: what matters there only at such sizes. Bits say nothing here; see `cuda_on_a_stand_in.rs`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,6 +13,10 @@ use serde_json::Value;
 /// The device; none where this libtorch has no CUDA half.
 static STAND_IN: LazyLock<Option<StandIn>> =
     LazyLock::new(|| StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in")));
+
+/// The folder of the Python package.
+static PACKAGE: LazyLock<PathBuf> =
+    LazyLock::new(|| package(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("full-size-package")).to_owned());
 
 /// Memory of an H200.
 const BYTES: u64 = 141_000_000_000;
@@ -35,7 +39,7 @@ fn bench(name: &str) -> Option<Bench> {
 fn check(part: &str, member: &str, within: Duration) -> Option<Value> {
     let bench = bench(&format!("{part}-{member}"))?;
     let until = (SystemTime::now() + within).duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let package = package(&bench.path("package")).display().to_string();
+    let package = PACKAGE.display();
     let flags = format!("--device cuda --out . --package {package} --part {part} --member {member}");
     bench.succeed(&format!("gpu-check {flags} --until {until}"));
     Some(bench.json(&format!("{part}-{member}.json")))

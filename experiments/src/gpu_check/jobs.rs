@@ -1,8 +1,6 @@
 //! A PyTorch job in Python, by the package, within a budget: its bits beside those of the job that is left alone, its peak, and
 //! what either takes.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -76,18 +74,6 @@ impl Verdict {
             last,
         })
     }
-
-    /// What is not as it should be, bits aside.
-    fn complaints(&self) -> Vec<String> {
-        let mut complaints = Vec::new();
-        if self.peak_bytes > self.budget_bytes {
-            complaints.push(format!("a peak of {} bytes within {}", self.peak_bytes, self.budget_bytes));
-        }
-        if self.last["followed"] != true {
-            complaints.push(format!("the last iteration did not go as planned: {}", self.last));
-        }
-        complaints
-    }
 }
 
 /// Runs the part on jobs whose blocks `torch.compile` compiles, or on those where nothing is compiled.
@@ -97,7 +83,13 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
     }
     let policy = request.policies.iter().find(|path| path.file_stem() == Some(member.configuration.as_ref()));
     findings.set("policy", policy)?;
-    let job = |budget_bytes| run_job(request, member, compiled, budget_bytes, policy.map(PathBuf::as_path));
+    let mut asked = script::described(member, request)?;
+    asked["compiled"] = compiled.into();
+    asked["policy"] = serde_json::to_value(policy)?;
+    let mut job = |budget_bytes: Option<u64>| {
+        asked["budget_bytes"] = budget_bytes.into();
+        run_job(request, &asked)
+    };
     let untouched = match job(None)? {
         Ok(untouched) => untouched,
         // Whatever keeps PyTorch from it: no compiler, no such model.
@@ -108,8 +100,11 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
     findings.set("untouched_makespan_ns", untouched.makespan_ns)?;
     let judge = |key: &str, job: Job, budget_bytes, findings: &mut Findings| -> anyhow::Result<u64> {
         let verdict = Verdict::of(job, budget_bytes, &untouched)?;
-        for complaint in verdict.complaints() {
-            findings.fail(format!("{key}: {complaint}"))?;
+        if verdict.peak_bytes > budget_bytes {
+            findings.fail(format!("{key}: a peak of {} bytes within {budget_bytes}", verdict.peak_bytes))?;
+        }
+        if verdict.last["followed"] != true {
+            findings.fail(format!("{key}: the last iteration did not go as planned: {}", verdict.last))?;
         }
         if repeats && !verdict.identical {
             findings.fail(format!("{key}: other bits than those of the job left alone"))?;
@@ -133,19 +128,9 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
 }
 
 /// What a job came to, or why it came to nothing.
-fn run_job(
-    request: &Request,
-    member: &Member,
-    compiled: bool,
-    budget_bytes: Option<u64>,
-    policy: Option<&Path>,
-) -> anyhow::Result<Result<Job, String>> {
-    let mut asked = script::described(member, request)?;
-    asked["compiled"] = compiled.into();
-    asked["budget_bytes"] = budget_bytes.into();
-    asked["policy"] = serde_json::to_value(policy)?;
+fn run_job(request: &Request, asked: &Value) -> anyhow::Result<Result<Job, String>> {
     let mut printed = None;
-    let ended = script::run(request, script::BUDGETED_JOB, &asked, request.deadline, |found| {
+    let ended = script::run(request, script::BUDGETED_JOB, asked, request.deadline, |found| {
         printed = Some(serde_json::from_value(found)?);
         Ok(())
     })?;

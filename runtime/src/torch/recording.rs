@@ -89,7 +89,7 @@ pub(crate) struct RecordedIteration {
     tail_ns: u64,
     makespan_ns: u64,
     /// Whether it was found out what operators took.
-    pub(crate) is_timed: bool,
+    is_timed: bool,
     /// Whether by marks on a device, which it takes longer with.
     pub(crate) is_marked: bool,
     /// Whether storages were evicted meanwhile: then peak and makespan are not those of the untouched loop.
@@ -434,20 +434,19 @@ pub(crate) fn retime(iterations: &[&RecordedIteration], trace: &mut Trace) {
         operator.gap_ns = median(&|iteration| iteration.measured[index].gap_ns);
     }
     trace.tail_ns = median(&|iteration| iteration.tail_ns);
-    trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
+    trace.makespan_ns = trace.times_ns();
 }
 
 /// Puts into a trace whichever is less of its times and of those that another iteration of it took. Each was measured while
 /// something came between, which made some operators longer.
 pub(crate) fn retime_at_most(iteration: &RecordedIteration, trace: &mut Trace) {
-    let before = trace.clone();
-    retime(&[iteration], trace);
-    for (operator, before) in trace.operators.iter_mut().zip(&before.operators) {
-        operator.cost_ns = operator.cost_ns.min(before.cost_ns);
-        operator.gap_ns = operator.gap_ns.min(before.gap_ns);
+    assert_eq!(iteration.measured.len(), trace.operators.len(), "the iteration is the one of the trace");
+    for (operator, measured) in trace.operators.iter_mut().zip(&iteration.measured) {
+        operator.cost_ns = operator.cost_ns.min(measured.cost_ns);
+        operator.gap_ns = operator.gap_ns.min(measured.gap_ns);
     }
-    trace.tail_ns = trace.tail_ns.min(before.tail_ns);
-    trace.makespan_ns = Lineage::of(trace).keep_all_makespan_ns();
+    trace.tail_ns = trace.tail_ns.min(iteration.tail_ns);
+    trace.makespan_ns = trace.times_ns();
 }
 
 fn operators_of(
