@@ -1,8 +1,9 @@
 //! Finds where iterations begin in a stream of operators, with no call by the program.
 //!
 //! Training is iterative: the same operators come again and again (AppObMem, Li et al., ACM TACO 2022, observe it and
-//! build on it; the rule here is ours, for only the abstract was at hand). The stream is cut where an update ends and
-//! something else begins. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
+//! build on it; the rule here is ours, for only the abstract was at hand). The stream is cut where autograd records the first
+//! operator after an update: what a loop does before that, such as to print its loss, to let go of its gradients or to prepare
+//! a batch, belongs to the iteration that ends, and what it has let go of is not alive where the next one begins. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
 //! is found as by the prefix function of Knuth, Morris and Pratt, and begins where least would be allocated if everything
 //! were resident. What repeats inside an iteration, a layer say, is never mistaken for one, for no update lies in between.
 //! A stream without updates has no iterations, and says so by finding none.
@@ -14,8 +15,6 @@
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::trace::Phase;
-
 /// Stretches between updates that one iteration may take.
 const STRETCHES_MAX: usize = 16;
 /// Times that a period must have been seen before it is believed.
@@ -26,8 +25,10 @@ const REPEATS: usize = 2;
 pub struct Step {
     /// The number that stands for its name.
     pub name: u32,
-    /// What it is for.
-    pub phase: Phase,
+    /// Whether a backward pass runs it.
+    pub in_backward: bool,
+    /// Whether autograd records it, or what came since the last operator, for a backward pass to come.
+    pub recorded: bool,
     /// Whether it writes, with gradient recording off, what had been made before the last backward pass began.
     pub updates: bool,
 }
@@ -43,7 +44,7 @@ struct Stretch {
 /// Watches a stream of operators.
 #[derive(Debug, Default)]
 pub struct PeriodDetector {
-    last: Option<Phase>,
+    was_in_backward: bool,
     backward_passes: u32,
     /// Whether a backward pass, and after it an update, is in this stretch.
     has_backward: bool,
@@ -72,12 +73,11 @@ impl PeriodDetector {
     ///
     /// Sizes are left out on purpose: iterations of different shapes are iterations all the same.
     pub fn push(&mut self, step: Step, bytes: impl FnOnce() -> u64) -> Option<u64> {
-        let Step { name, phase, updates } = step;
-        let cut = self.has_update && phase == Phase::Forward;
+        let Step { name, in_backward, recorded, updates } = step;
+        let cut = self.has_update && recorded && !in_backward;
         let begins = if cut { self.cut(bytes()) } else { None };
-        let in_backward = phase == Phase::Backward;
-        self.backward_passes += u32::from(in_backward && self.last != Some(Phase::Backward));
-        self.last = Some(phase);
+        self.backward_passes += u32::from(in_backward && !self.was_in_backward);
+        self.was_in_backward = in_backward;
         self.has_backward |= in_backward;
         self.has_update |= updates && self.has_backward;
         name.hash(&mut self.hasher);
@@ -144,7 +144,7 @@ impl PeriodDetector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Phase::{Backward, Forward, Update};
+    use crate::trace::Phase::{self, Backward, Forward, Update};
 
     /// Operators of iterations of one kind: forward, backward and update.
     fn iteration(kind: u32, layers: u32) -> Vec<(u32, Phase, u64)> {
@@ -156,20 +156,34 @@ mod tests {
     /// The number of what has gradient recording off, and is no update.
     const MEASURES: u32 = 1_000;
 
+    /// The number of what autograd has nothing to record of, with gradient recording on.
+    const PRINTS: u32 = 1_001;
+
+    fn step(name: u32, phase: Phase) -> Step {
+        Step {
+            name,
+            in_backward: phase == Backward,
+            recorded: phase == Forward && name != PRINTS,
+            updates: phase == Update && name != MEASURES,
+        }
+    }
+
     /// Where in the stream iterations are said to begin.
     fn begins(stream: &[(u32, Phase, u64)]) -> Vec<usize> {
         let mut detector = PeriodDetector::default();
-        let step = |(name, phase, _)| Step { name, phase, updates: phase == Update && name != MEASURES };
-        let pushed = stream.iter().enumerate();
-        pushed.filter(|&(_, &one)| detector.push(step(one), || one.2).is_some()).map(|(index, _)| index).collect()
+        let mut begins = |&(name, phase, bytes)| detector.push(step(name, phase), || bytes).is_some();
+        stream.iter().enumerate().filter(|(_, one)| begins(one)).map(|(index, _)| index).collect()
     }
 
     #[test]
-    fn iterations_begin_where_updates_end() {
-        let stream: Vec<_> = (0..8).flat_map(|_| iteration(1, 12)).collect();
-        let length = iteration(1, 12).len();
-        let found = begins(&stream);
-        assert_eq!(found, (3..8).map(|index| index * length).collect::<Vec<_>>());
+    fn iterations_begin_where_something_is_recorded_after_an_update() {
+        // A loss is printed after the update, or nothing is.
+        for prints in [0, 2] {
+            let one = [iteration(1, 12), vec![(PRINTS, Forward, 2); prints]].concat();
+            let stream: Vec<_> = (0..8).flat_map(|_| one.clone()).collect();
+            let found = begins(&stream);
+            assert_eq!(found, (3..8).map(|index| index * one.len()).collect::<Vec<_>>());
+        }
     }
 
     #[test]
@@ -223,8 +237,7 @@ mod tests {
         let mut detector = PeriodDetector::default();
         let mut begins = |iterations: usize| {
             let stream = (0..iterations).flat_map(|_| iteration(1, 3));
-            let step = |(name, phase, _)| Step { name, phase, updates: phase == Update };
-            let found = stream.filter(|&one| detector.push(step(one), || 1).is_some()).count();
+            let found = stream.filter(|&(name, phase, _)| detector.push(step(name, phase), || 1).is_some()).count();
             detector.reject();
             (found, detector.period())
         };

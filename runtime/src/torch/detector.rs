@@ -21,19 +21,24 @@ pub(super) struct Detector {
 #[derive(Default)]
 struct Stream {
     period: PeriodDetector,
+    /// What autograd had recorded of the loop's thread when its last operator began.
+    recorded: u64,
     /// By entry: how many backward passes had begun when its storage was made. Zero for what was there before.
     made_in: Vec<u32>,
 }
 
 impl Stream {
     /// What the operator is to the period.
-    fn step(&self, operator: &RawOperator) -> Step {
+    fn step(&mut self, operator: &RawOperator) -> Step {
         let phase = shim::phase();
+        let in_backward = phase == Phase::Backward;
+        // A backward pass may have a thread of its own.
+        let recorded = !in_backward && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded;
         let made_in = |access: &RawAccess| self.made_in.get(access.entry.index()).copied().unwrap_or_default();
         let is_older = |access: &RawAccess| made_in(access) < self.period.backward_passes();
         let updates =
             phase == Phase::Update && operator.accesses().iter().any(|access| access.is_written() && is_older(access));
-        Step { name: operator.name, phase, updates }
+        Step { name: operator.name, in_backward, recorded, updates }
     }
 
     fn made(&mut self, operator: &RawOperator) {

@@ -8,6 +8,7 @@
 #include "interceptor.h"
 #include "recipe.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -75,6 +76,7 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
 void plimsoll_find_dead(void) { entries().find_dead(); }
 
 uint32_t plimsoll_phase(void) { return phase(); }
+uint64_t plimsoll_recorded(void) { return at::sequence_number::peek(); }
 
 void plimsoll_audit(int32_t what) { audit(what); }
 

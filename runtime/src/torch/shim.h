@@ -99,6 +99,8 @@ int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, si
 void plimsoll_find_dead(void);
 // What the operator that this thread runs is for: PlimsollPhase. Few need to know.
 uint32_t plimsoll_phase(void);
+// How much autograd has recorded of this thread: more than before where it records the operator that is about to run.
+uint64_t plimsoll_recorded(void);
 // Switches interception on or off for this thread, and for the autograd threads that work for it.
 void plimsoll_intercept(int32_t on);
 // Takes the shim's locks before the process forks, and gives them back in both processes.

@@ -238,6 +238,7 @@ unsafe extern "C" {
     fn plimsoll_after_fork();
     fn plimsoll_find_dead();
     fn plimsoll_phase() -> u32;
+    fn plimsoll_recorded() -> u64;
     fn plimsoll_audit(what: i32);
     fn plimsoll_take_audit_findings(out: *mut c_char, capacity: usize) -> usize;
     fn plimsoll_error() -> *const c_char;
@@ -411,6 +412,12 @@ pub(crate) fn find_dead() {
 pub(crate) fn phase() -> Phase {
     // SAFETY: reads what this thread is about.
     [Phase::Forward, Phase::Backward, Phase::Update][unsafe { plimsoll_phase() } as usize]
+}
+
+/// How much autograd has recorded of this thread, the operator that is about to run included.
+pub(crate) fn recorded() -> u64 {
+    // SAFETY: reads a number of this thread.
+    unsafe { plimsoll_recorded() }
 }
 
 /// What operators are held to while a loop runs, as the shim numbers it.
