@@ -78,6 +78,8 @@ pub struct Decided {
 
 /// The name of the plan that evicts nothing, where nobody made a better one.
 const KEEP_ALL: &str = "keep-all";
+/// The name of a plan that there was before, where nobody made a better one.
+const BEFORE: &str = "before";
 /// The name of plans that a learned policy made.
 pub const LEARNED: &str = "learned";
 /// The name of plans that a search found, a learned policy's plans being among those that it could start from.
@@ -159,6 +161,11 @@ impl Planner {
     /// Plans `problem`. Without a policy, baselines and search do what they can: the control that says what a policy is
     /// good for; without a portfolio as well, it is the search from keep-all.
     pub fn plan(&self, problem: Problem<'_>, policy: Option<&LearnedPolicy>) -> Decided {
+        self.improve(problem, policy, None)
+    }
+
+    /// The same, where there is a plan already, for another budget or other times: it competes.
+    pub fn improve(&self, problem: Problem<'_>, policy: Option<&LearnedPolicy>, before: Option<&Plan>) -> Decided {
         let started = Instant::now();
         if problem.is_hopeless() {
             return Decided { planned: plan(problem, &mut KeepAll), by: KEEP_ALL };
@@ -171,6 +178,9 @@ impl Planner {
             given => given,
         };
         let mut planning = Planning::new(problem, limits, policy, started);
+        if let Some(before) = before {
+            planning.offer_again(before);
+        }
         if let Some(policy) = policy {
             planning.decode(policy, self.decodes);
         }
@@ -269,6 +279,13 @@ impl<'a> Planning<'a> {
         if planned.is_better_than(&self.best.planned) {
             self.best = Decided { planned, by };
         }
+    }
+
+    /// Offers a plan that there was before.
+    fn offer_again(&mut self, plan: &Plan) {
+        let Problem { trace, lineage, tiers, budget_bytes, .. } = self.problem;
+        let prediction = Timeline::new(trace, lineage, tiers).predict(plan, budget_bytes);
+        self.offer(BEFORE, Planned { plan: plan.clone(), prediction, decisions: 0, decide_ns: 0 });
     }
 
     fn ask(&mut self, name: &'static str) {

@@ -523,15 +523,20 @@ impl<'a> Walk<'a> {
         Some(after)
     }
 
-    /// Gives `action` to a stretch of the windows that are like `id`, itself among them, as far as they are `eligible`.
+    /// Gives `action` to a stretch of the windows that are like `id`, itself among them, in its pass or in all passes, as far as
+    /// they are `eligible`.
     fn change_alike(&mut self, id: WindowId, action: Action, eligible: impl Fn(&Self, WindowId) -> bool) {
-        let (group, place) = self.alike.group(id);
-        let length = 1 + self.random.below(group.len());
-        let first = place.saturating_sub(self.random.below(length)).min(group.len() - length);
-        for position in first..first + length {
-            let id = self.alike.group(id).0[position];
-            if eligible(self, id) {
-                self.change(id, action);
+        let (group, pass, place) = self.alike.group(id);
+        let count = group[pass].len();
+        let length = 1 + self.random.below(count);
+        let first = place.saturating_sub(self.random.below(length)).min(count - length);
+        let passes = if group.len() > 1 && self.random.below(4) > 0 { 0..group.len() } else { pass..pass + 1 };
+        for pass in passes {
+            for position in first..first + length {
+                let alike = self.alike.group(id).0[pass].get(position).copied();
+                if let Some(alike) = alike.filter(|&alike| eligible(self, alike)) {
+                    self.change(alike, action);
+                }
             }
         }
     }
