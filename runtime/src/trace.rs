@@ -186,6 +186,12 @@ impl Trace {
         write_envelope(path.as_ref(), FileKind::Trace, TRACE_VERSION, self)
     }
 
+    /// Bytes allocated when the iteration begins.
+    pub(crate) fn start_bytes(&self) -> u64 {
+        let initial = &self.storages[..self.initial_storages as usize];
+        self.unseen_bytes + initial.iter().map(|storage| storage.bytes).sum::<u64>()
+    }
+
     /// Scales all times until they add up to `makespan_ns`.
     pub fn scale_to(&mut self, makespan_ns: u64) {
         let factor = makespan_ns as f64 / self.times_ns().max(1) as f64;

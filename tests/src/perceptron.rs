@@ -19,6 +19,10 @@ pub enum Course {
     Branch(i64),
     /// The same as `Train`, and what each layer gives is measured with gradient recording off.
     Measured(i64),
+    /// It adds to the gradients that there are, and leaves them.
+    Accumulate(i64),
+    /// It adds to them, applies them, and lets go of them.
+    Apply(i64),
     /// It returns an error after the forward pass.
     Fail(i64),
     /// It panics after the forward pass.
@@ -80,6 +84,8 @@ impl Perceptron {
         | Course::Given(rows)
         | Course::Branch(rows)
         | Course::Measured(rows)
+        | Course::Accumulate(rows)
+        | Course::Apply(rows)
         | Course::Fail(rows)
         | Course::Panic(rows)) = course;
         let inputs = match course {
@@ -110,9 +116,17 @@ impl Perceptron {
             -100,
             0.0,
         )?;
-        self.optimizer.zero_grad();
+        let accumulates = matches!(course, Course::Accumulate(_) | Course::Apply(_));
+        if !accumulates {
+            self.optimizer.zero_grad();
+        }
         loss.f_backward()?;
-        self.optimizer.step();
+        if !matches!(course, Course::Accumulate(_)) {
+            self.optimizer.step();
+        }
+        if matches!(course, Course::Apply(_)) {
+            self.optimizer.zero_grad();
+        }
         loss.f_double_value(&[])
     }
 }

@@ -65,6 +65,20 @@ fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
     assert!(reports[16..].iter().all(|report| report.deviation.is_none()), "{:?}", reports[19].deviation);
 }
 
+/// The first step makes gradients, others add to them, the last applies them and lets go of them: each is a program of its
+/// own, whose plan may evict what another one has left.
+#[test]
+fn steps_that_accumulate_gradients() {
+    let _running = one_at_a_time();
+    let course = |iteration: usize| if iteration % 5 == 4 { Course::Apply(384) } else { Course::Accumulate(384) };
+    let courses: Vec<Course> = (0..50).map(course).collect();
+    let reports = run(&courses, 0.4);
+    for (at, report) in reports.iter().enumerate().skip(25) {
+        assert!(report.followed && report.course == Driven::Planned, "{at}: {report:?}");
+        assert_eq!(Some(report.peak_bytes), report.predicted.map(|predicted| predicted.peak_bytes), "{at}");
+    }
+}
+
 #[test]
 fn data_in_memory_that_libtorch_did_not_allocate() {
     let _running = one_at_a_time();

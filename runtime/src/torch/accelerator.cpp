@@ -214,48 +214,56 @@ class DeviceClock {
     if (!native) return;
     on_ = timing == PLIMSOLL_OPERATOR_TIMES;
     if (timing != PLIMSOLL_NO_TIMES) {
-      whole_.emplace();
-      whole_->start.record(stream());
-      used_ = 0;
-      next().is_interrupted = false;
+      has_failed_ = false;
+      mark([&] {
+        whole_.emplace();
+        whole_->start.record(stream());
+        used_ = 0;
+        next().is_interrupted = false;
+      });
     } else if (whole_) {
-      whole_->end.record(stream());
+      mark([&] { whole_->end.record(stream()); });
     }
   }
   void interrupt() {
     if (!on_) return;
     std::lock_guard<std::mutex> guard(mutex_);
-    Marks& marks = next();
-    if (!marks.is_interrupted) marks.interrupted.record(stream());
-    marks.is_interrupted = true;
+    mark([&] {
+      Marks& marks = next();
+      if (!marks.is_interrupted) marks.interrupted.record(stream());
+      marks.is_interrupted = true;
+    });
   }
   void start() {
     if (!on_) return;
     std::lock_guard<std::mutex> guard(mutex_);
-    next().start.record(stream());
+    mark([&] { next().start.record(stream()); });
   }
   void end() {
     if (!on_) return;
     std::lock_guard<std::mutex> guard(mutex_);
-    next().end.record(stream());
-    ++used_;
-    next().is_interrupted = false;
+    mark([&] {
+      next().end.record(stream());
+      ++used_;
+      next().is_interrupted = false;
+    });
   }
   std::vector<PlimsollDeviceTimes> take(uint64_t& makespan_ns) {
     std::lock_guard<std::mutex> guard(mutex_);
     std::vector<PlimsollDeviceTimes> times;
     makespan_ns = 0;
-    if (!whole_) return times;
-    whole_->end.synchronize();
-    makespan_ns = elapsed_ns(whole_->start, whole_->end);
+    auto whole = std::exchange(whole_, std::nullopt);
+    if (!whole) return times;
+    TORCH_CHECK(!has_failed_, "the device could not be timed");
+    whole->end.synchronize();
     for (size_t index = 0; index < used_; ++index) {
       const Marks& marks = marks_[index];
+      marks.end.synchronize();  // it may be in a stream of its own
       const auto& idle_until = marks.is_interrupted ? marks.interrupted : marks.start;
-      times.push_back({elapsed_ns(index ? marks_[index - 1].end : whole_->start, idle_until),
+      times.push_back({elapsed_ns(index ? marks_[index - 1].end : whole->start, idle_until),
                        marks.is_interrupted ? elapsed_ns(marks.interrupted, marks.start) : 0, elapsed_ns(marks.start, marks.end)});
     }
-    used_ = 0;
-    whole_.reset();
+    makespan_ns = elapsed_ns(whole->start, whole->end);
     return times;
   }
 
@@ -265,6 +273,16 @@ class DeviceClock {
     c10::Event interrupted = made(), start = made(), end = made();
     bool is_interrupted = false;
   };
+
+  // A device that fails at a mark fails the program at its next step, too, which tells it better: here times are unknown.
+  template <class Body>
+  void mark(Body body) {
+    try {
+      body();
+    } catch (...) {
+      has_failed_ = true;
+    }
+  }
 
   // Of the operator that is under way, or comes next.
   Marks& next() {
@@ -279,6 +297,7 @@ class DeviceClock {
 
   std::mutex mutex_;
   std::atomic<bool> on_{false};
+  bool has_failed_ = false;
   size_t used_ = 0;
   std::optional<Marks> whole_;  // what is timed, or was last
   std::vector<Marks> marks_;  // kept: making them is slower than using them

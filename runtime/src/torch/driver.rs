@@ -17,6 +17,7 @@ use super::report::{Course, IterationReport, Predicted};
 use super::residency::{Ending, Fault, Job, Place, Rebuild, Residency, Written};
 use super::session::{Listening, Observer, Session, SessionError, Wish};
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
+use super::succession::{Left, Legacies};
 use crate::hardware::Tier;
 use crate::schedule::Instruction;
 use crate::trace::{OperatorId, StorageId};
@@ -59,6 +60,8 @@ pub(crate) struct Ended {
     pub(crate) on_device_ns: Option<u64>,
     /// The program that it was, to its end.
     pub(crate) program: Option<usize>,
+    /// Whether bytes ran out when everything so far had gone as planned.
+    pub(crate) ran_short: bool,
 }
 
 /// The iteration under way.
@@ -70,6 +73,8 @@ pub(crate) struct Driver {
     acts: bool,
     /// Whether everything so far went as predicted.
     exact: bool,
+    /// What that was when bytes ran out for the first time.
+    exact_until_short: Option<bool>,
     recording: Option<Recording>,
     record: Record,
     /// By operator index: what runs an operator again.
@@ -81,6 +86,8 @@ pub(crate) struct Driver {
     lost_ns: u64,
     /// What the iteration before, if it was recorded, knew the storages as that it left.
     survivors: HashMap<Entry, Local>,
+    /// What programs call the storages that others leave them.
+    legacies: Legacies,
     orphans: Vec<Entry>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
@@ -101,6 +108,7 @@ impl Driver {
             leader: None,
             acts: false,
             exact: false,
+            exact_until_short: None,
             recording: None,
             record: Record::Nothing,
             makers: Vec::new(),
@@ -109,6 +117,7 @@ impl Driver {
             start_bytes: 0,
             lost_ns: 0,
             survivors: HashMap::new(),
+            legacies: Legacies::default(),
             orphans: Vec::new(),
             refusal: None,
             keeps_recipes: false,
@@ -120,10 +129,15 @@ impl Driver {
     pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
         self.residency.absorb_freed()?;
         self.tell_deaths();
-        self.programs.iter_mut().for_each(Program::begin);
+        for program in &mut self.programs {
+            program.begin();
+            let names = self.legacies.of(program.serial);
+            program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
+        }
         self.leader = leader;
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.bound_only || self.programs[leader].is_bound());
         self.exact = true;
+        self.exact_until_short = None;
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
@@ -427,9 +441,7 @@ impl Driver {
         self.residency.check();
         self.residency.forget_makers();
         let program = self.leader.filter(|&leader| self.programs[leader].is_complete());
-        for (index, followed) in self.programs.iter_mut().enumerate() {
-            followed.hand_over(program == Some(index));
-        }
+        self.hand_over(program);
         let peak_bytes = shim::peak_bytes();
         let mut report = std::mem::take(&mut self.residency.report);
         report.makespan_ns = (ended - self.started).as_nanos() as u64;
@@ -453,15 +465,46 @@ impl Driver {
         {
             recording.pressed();
         }
-        shim::time_on_device(DeviceTiming::Nothing);
         let on_device = match self.record {
             Record::Nothing => None,
-            _ => shim::take_device_times(recorded.as_ref().map_or(0, Recording::operators))?,
+            // What could not be timed is no recording.
+            _ => shim::take_device_times(recorded.as_ref().map_or(0, Recording::operators)).unwrap_or_else(|_| {
+                recorded = None;
+                None
+            }),
         };
         let on_device_ns = on_device.as_ref().map(|on_device| on_device.makespan_ns);
         let recorded = recorded.map(|recording| recording.end(left, peak_bytes, on_device));
         self.leader = None;
-        Ok(Ended { report, recorded, on_device_ns, program })
+        let ran_short = self.exact_until_short == Some(true);
+        Ok(Ended { report, recorded, on_device_ns, program, ran_short })
+    }
+
+    /// Programs take down what they call the storages that the iteration left, which was `program`.
+    fn hand_over(&mut self, program: Option<usize>) {
+        let Driver { programs, legacies, .. } = self;
+        programs.iter().filter(|program| program.is_misled).for_each(|program| legacies.distrust(program.serial));
+        if let Some(heir) = program.map(|program| &programs[program]) {
+            legacies.learn(heir.serial, &heir.found);
+        }
+        // One that is alone is its own heir.
+        let several = programs.len() > 1;
+        let left = program.filter(|_| several).map(|program| &programs[program]);
+        legacies.leave(left.map(|program| Left { by: program.serial, entries: program.entries().to_vec() }));
+        for (index, followed) in programs.iter_mut().enumerate() {
+            followed.hand_over(program == Some(index));
+        }
+    }
+
+    /// Takes on a program; where there are `most` the one that was not seen for longest makes way. Returns the place of that.
+    pub(crate) fn take_on(&mut self, program: Program, most: usize) -> Option<usize> {
+        let oldest = (0..self.programs.len()).min_by_key(|&index| self.programs[index].last_seen);
+        let left = oldest.filter(|_| self.programs.len() == most);
+        if let Some(left) = left {
+            self.legacies.forget(self.programs.swap_remove(left).serial);
+        }
+        self.programs.push(program);
+        left
     }
 
     /// Device bytes when the iteration started.
@@ -618,6 +661,8 @@ impl Shared {
 
     fn restore_and_finish(&self) -> Result<Ended, Fault> {
         let left = Instant::now();
+        // What is restored is the runtime's.
+        shim::time_on_device(DeviceTiming::Nothing);
         let mut driver = self.lock();
         driver.residency.absorb_freed()?;
         driver.tell_deaths();
@@ -643,10 +688,9 @@ impl Shared {
     fn evict<T>(&self, evict: impl FnOnce(&mut Residency) -> Result<T, Fault>) -> Result<T, String> {
         let started = Instant::now();
         let mut driver = self.lock();
-        driver.exact = false;
-        shim::device_interrupted();
+        let exact = std::mem::take(&mut driver.exact);
+        driver.exact_until_short.get_or_insert(exact);
         let evicted = evict(&mut driver.residency);
-        shim::device_goes_on();
         driver.lost_ns += started.elapsed().as_nanos() as u64;
         evicted.map_err(|fault| fault.to_string())
     }

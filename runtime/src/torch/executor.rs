@@ -53,7 +53,7 @@ impl Executor {
         engine: Box<dyn CopyEngine>,
     ) -> Self {
         let known = Known { trace: Arc::new(trace.clone()), lineage: Arc::new(lineage.clone()) };
-        let scheduled = Scheduled::new(&known, plan, schedule, None);
+        let scheduled = Scheduled::new(&known, plan.clone(), schedule, None);
         // Nothing raises pressure where there is no budget.
         let reactive = Reactive::new(Box::new(Dtr), ActionSet::ALL, Link::symmetric(1e9, 0));
         let mut driver = Driver::new(Residency::new(engine, reactive));

@@ -4,20 +4,19 @@
 //! are alike make a trace, and the trace a plan. A program whose makespan drifts is measured and planned anew.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Record};
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of};
-use super::report::{Course, IterationReport, Report};
+use super::report::{IterationReport, Report};
+use super::succession::Succession;
 use crate::baselines::{Dtr, baseline};
 use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
-use crate::lineage::Lineage;
 use crate::plan::{ActionSet, Plan};
-use crate::planner::{Planned, Planner, least_feasible_budget, plan};
+use crate::planner::{PORTFOLIO, Planned, Planner, least_feasible_budget, plan};
 use crate::policy::Policy;
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
@@ -35,8 +34,14 @@ const PRESSED_MAX: u32 = 2;
 const PLANS_FREE: u64 = 32;
 /// What it may take then, of the loop's own time. What is planned beyond that is decoded greedily.
 const PLANNING_SHARE: f64 = 0.1;
-/// How that is done.
-const HASTY: Planner = Planner::decoding(0, 0);
+/// How that is done; without a policy, by the baseline that was the best most often.
+const HASTY: Planner = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
+/// Iterations that wait for another one like them.
+const WAITING_MAX: usize = 64;
+/// Iterations of a program that may go otherwise than planned, or be disturbed, before it is left with the times that it has.
+const TRIES: u32 = 8;
+/// What marks on a device may cost an operator; an iteration that they seem to cost more was disturbed by something else.
+const MARKS_NS: u64 = 10_000;
 
 /// Who decides.
 pub(super) enum Decider {
@@ -61,18 +66,18 @@ impl Decider {
         }
     }
 
-    /// The decider's plan. Where a baseline's own does not hold the budget, the planner is asked for one that does: it asks
-    /// the other baselines, and searches.
-    fn plan(&self, problem: Problem<'_>, planner: &Planner) -> Planned {
+    /// The decider's plan, which a baseline makes anew, and others from what they had `before`. Where a baseline's own does not
+    /// hold the budget, the planner is asked for one that does: it asks the other baselines, and searches.
+    fn plan(&self, problem: Problem<'_>, planner: &Planner, before: Option<&Plan>) -> Planned {
         match self {
-            Decider::Learned(policy) => planner.plan(problem, Some(policy)).planned,
-            Decider::Planner => planner.plan(problem, None).planned,
+            Decider::Learned(policy) => planner.improve(problem, Some(policy), before).planned,
+            Decider::Planner => planner.improve(problem, None, before).planned,
             Decider::Baseline(_) => {
                 let own = plan(problem, self.policy().as_mut());
                 if own.fits() {
                     return own;
                 }
-                let others = planner.plan(problem, None).planned;
+                let others = planner.improve(problem, None, before).planned;
                 if others.is_better_than(&own) { others } else { own }
             }
         }
@@ -117,12 +122,17 @@ struct Shelf {
     reference: Option<f64>,
     /// What its operators take.
     times: Times,
+    /// Iterations that went as planned since the plan is new, and those that did not while its times were wanted.
+    followed: u32,
+    astray: u32,
     /// Whether there was no time to plan it well.
     is_hasty: bool,
     /// Planned iterations in a row that ran out of bytes.
     pressed: u32,
     /// Bytes that plans leave free, because something else takes them.
     margin_bytes: u64,
+    /// Whether they cannot leave more.
+    is_tight: bool,
 }
 
 /// The plan cache.
@@ -131,16 +141,13 @@ pub(super) struct Library {
     tiers: SlowTiers,
     actions: ActionSet,
     planner: Planner,
-    /// Of programs, and of iterations that wait for another one like them.
     plans_max: usize,
     /// Beside the driver's programs, by the same index.
     shelves: Vec<Shelf>,
     recorded: VecDeque<RecordedIteration>,
     /// Whether the last of `recorded` is the iteration before this one.
     predecessor_recorded: bool,
-    /// The program that came after each, by when they were first seen.
-    follows: HashMap<Option<u64>, u64>,
-    previous: Option<u64>,
+    succession: Succession,
     clock: u64,
     calm: u32,
     makespan_ns: u64,
@@ -166,8 +173,7 @@ impl Library {
             shelves: Vec::new(),
             recorded: VecDeque::new(),
             predecessor_recorded: false,
-            follows: HashMap::new(),
-            previous: None,
+            succession: Succession::default(),
             clock: 0,
             calm: 0,
             makespan_ns: 0,
@@ -186,27 +192,29 @@ impl Library {
         self.least_feasible_bytes
     }
 
-    /// The program that the next iteration is expected to be: what followed the last one last time, else the latest.
+    /// The program that the next iteration is expected to be: what followed such as came last, else the latest.
     pub(super) fn expected(&self, programs: &[Program]) -> Option<usize> {
-        let follower = self.follows.get(&self.previous);
-        let known = follower.and_then(|serial| programs.iter().position(|program| program.serial == *serial));
+        let next = self.succession.next();
+        let known = next.and_then(|serial| programs.iter().position(|program| program.serial == serial));
         known.or_else(|| (0..programs.len()).max_by_key(|&index| programs[index].last_seen))
     }
 
     /// What is recorded of the next iteration.
     pub(super) fn records(&self, leader: Option<usize>) -> Record {
-        match leader.map(|leader| &self.shelves[leader].times) {
-            Some(Times::Marked(..)) => Record::Makespan,
-            Some(Times::Wanted(_)) => Record::Whole,
-            Some(Times::Known) | None if self.calm < CALM => Record::Whole,
-            Some(Times::Known) | None => Record::Nothing,
+        let shelf = leader.map(|leader| &self.shelves[leader]);
+        match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
+            Some((Times::Marked(..), _)) => Record::Makespan,
+            // The first planned one makes room on the host for what it copies.
+            Some((Times::Wanted(_), 1..)) => Record::Whole,
+            _ if self.calm < CALM => Record::Whole,
+            _ => Record::Nothing,
         }
     }
 
     /// Learns from an iteration.
     pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
         self.clock += 1;
-        let Ended { report: iteration, recorded, on_device_ns, program } = ended;
+        let Ended { report: iteration, recorded, on_device_ns, program, ran_short } = ended;
         self.makespan_ns = iteration.makespan_ns;
         let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
         let copies = since(&self.copies, &before);
@@ -216,10 +224,11 @@ impl Library {
                 self.calm += 1;
                 report.plan_cache_hits += 1;
                 driver.programs[index].last_seen = self.clock;
-                // What goes otherwise than planned takes longer than it would.
-                let measured =
-                    iteration.followed.then(|| self.measure(index, recorded, on_device_ns, &copies)).flatten();
-                self.watch(driver, index, &iteration, measured, budget_bytes, report);
+                let measured = self.shelves[index].learn(iteration.followed, recorded, on_device_ns);
+                if measured.is_some() {
+                    self.tiers = retimed(self.tiers, &copies);
+                }
+                self.watch(driver, index, (&iteration, ran_short), measured, budget_bytes, report);
                 Some(driver.programs[index].serial)
             }
             None => {
@@ -229,10 +238,7 @@ impl Library {
                 recorded.and_then(|recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report))
             }
         };
-        if let Some(serial) = serial {
-            self.follows.insert(self.previous, serial);
-        }
-        self.previous = serial;
+        self.succession.push(serial);
         report.add(iteration);
     }
 
@@ -249,7 +255,7 @@ impl Library {
         driver.remember(&recorded);
         let same = self.recorded.iter().position(|other| other.same_steps(&recorded).is_ok());
         let Some(same) = same else {
-            if self.recorded.len() == self.plans_max {
+            if self.recorded.len() == WAITING_MAX {
                 self.recorded.pop_front();
             }
             self.recorded.push_back(recorded);
@@ -262,28 +268,32 @@ impl Library {
         }
         let other = self.recorded.remove(same).expect("found above");
         let trace = trace_of(&[&other, &recorded], &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
-        let known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
+        let known = Known::of(trace);
         let times = if recorded.is_marked { Times::Wanted(Reason::Early) } else { Times::Known };
         let mut shelf = Shelf { times, ..Shelf::default() };
-        let scheduled = self.plan(&known, budget_bytes, &mut shelf, report);
+        let scheduled = self.plan(&known, None, budget_bytes, &mut shelf, report);
         let mut program = Program::new(known, scheduled);
         program.bind(recorded.bindings());
         program.serial = self.clock;
         program.last_seen = self.clock;
-        if driver.programs.len() == self.plans_max {
-            let oldest = (0..driver.programs.len()).min_by_key(|&index| driver.programs[index].last_seen);
-            let oldest = oldest.expect("the cache holds at least one plan");
-            driver.programs.swap_remove(oldest);
-            self.shelves.swap_remove(oldest);
+        if let Some(left) = driver.take_on(program, self.plans_max) {
+            self.shelves.swap_remove(left);
         }
-        driver.programs.push(program);
         self.shelves.push(shelf);
         Some(self.clock)
     }
 
-    /// Plans a program for what the budget leaves it.
-    fn plan(&mut self, known: &Known, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) -> Scheduled {
+    /// Plans a program for what the budget leaves it, from the plan that there was `before`.
+    fn plan(
+        &mut self,
+        known: &Known,
+        before: Option<&Plan>,
+        budget_bytes: u64,
+        shelf: &mut Shelf,
+        report: &mut Report,
+    ) -> Scheduled {
         let started = Instant::now();
+        shelf.take_new_plan();
         shelf.is_hasty = !has_time(report);
         let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
@@ -292,8 +302,8 @@ impl Library {
         let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
             Plan::keep_all(lineage.windows().len())
         } else {
-            let planned = self.decider.plan(problem, planner);
-            if !planned.fits() {
+            let planned = self.decider.plan(problem, planner, before);
+            if !planned.fits() && !shelf.is_hasty {
                 let mut policies = [self.decider.policy(), Box::new(Dtr)];
                 let least = least_feasible_budget(problem, &mut policies);
                 self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
@@ -303,53 +313,52 @@ impl Library {
         let (schedule, prediction) = Timeline::new(trace, lineage, self.tiers).schedule(&plan, budget_bytes);
         report.plans += 1;
         report.planning_ns += started.elapsed().as_nanos() as u64;
-        Scheduled::new(known, &plan, schedule, Some(prediction))
+        Scheduled::new(known, plan, schedule, Some(prediction))
+    }
+
+    /// Plans a program anew.
+    fn replan(&mut self, program: &mut Program, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) {
+        program.scheduled = self.plan(&program.known, Some(&program.scheduled.plan), budget_bytes, shelf, report);
+    }
+
+    /// Plans a program anew, so that it leaves so many more bytes free. Where no such plan is found the present one stays.
+    fn leave_free(
+        &mut self,
+        program: &mut Program,
+        bytes: u64,
+        budget_bytes: u64,
+        shelf: &mut Shelf,
+        report: &mut Report,
+    ) -> bool {
+        shelf.margin_bytes += bytes;
+        let scheduled = self.plan(&program.known, Some(&program.scheduled.plan), budget_bytes, shelf, report);
+        let fits = !scheduled.exceeds_budget();
+        if fits {
+            program.scheduled = scheduled;
+        } else {
+            shelf.margin_bytes -= bytes;
+        }
+        fits
     }
 
     /// Makes every plan anew, for another budget.
     pub(super) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
         self.least_feasible_bytes = None;
         for (index, program) in programs.iter_mut().enumerate() {
-            let mut shelf = Shelf::default();
-            program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
+            let times = std::mem::take(&mut self.shelves[index].times);
+            let mut shelf = Shelf { times, ..Shelf::default() };
+            self.replan(program, budget_bytes, &mut shelf, report);
             self.shelves[index] = shelf;
         }
     }
 
-    /// What a program that ran was measured at, where its times are wanted and all is known. What its copies took is measured, too.
-    fn measure(
-        &mut self,
-        index: usize,
-        recorded: Option<RecordedIteration>,
-        on_device_ns: Option<u64>,
-        copies: &[TierCopies],
-    ) -> Option<Measured> {
-        let times = &mut self.shelves[index].times;
-        match (std::mem::take(times), recorded, on_device_ns) {
-            // The first planned one makes room on the host for what it copies.
-            (Times::Wanted(reason), Some(recorded), _) if self.calm > 1 => {
-                self.tiers = retimed(self.tiers, copies);
-                if !recorded.is_marked {
-                    return Some(Measured { reason, recorded, marks_ns: 0 });
-                }
-                *times = Times::Marked(reason, Box::new(recorded));
-            }
-            (Times::Marked(reason, recorded), None, Some(unmarked_ns)) => {
-                let marks_ns = recorded.makespan_ns().saturating_sub(unmarked_ns);
-                return Some(Measured { reason, recorded: *recorded, marks_ns });
-            }
-            (before, ..) => *times = before,
-        }
-        None
-    }
-
-    /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted. Where its program was
-    /// `measured`, that is planned anew.
+    /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted, or `ran_short` of
+    /// bytes. Where its program was `measured`, that is planned anew.
     fn watch(
         &mut self,
         driver: &mut Driver,
         index: usize,
-        iteration: &IterationReport,
+        (iteration, ran_short): (&IterationReport, bool),
         measured: Option<Measured>,
         budget_bytes: u64,
         report: &mut Report,
@@ -365,26 +374,29 @@ impl Library {
                 Reason::Drifted => retime(&[&recorded], &mut trace),
             }
             trace.cut_to(trace.makespan_ns.saturating_sub(marks_ns));
-            program.known = Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) };
+            program.known = Known::of(trace);
             shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
-            program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
+            self.replan(program, budget_bytes, &mut shelf, report);
             report.replans += 1;
-        } else if iteration.course == Course::Planned && iteration.reactive_evictions > 0 {
+        } else if shelf.is_hasty && matches!(shelf.times, Times::Known) && has_time(report) {
+            self.replan(program, budget_bytes, &mut shelf, report);
+        } else if ran_short && !shelf.is_tight {
             shelf.pressed += 1;
             if shelf.pressed == PRESSED_MAX {
-                // Something that was not recorded takes bytes: leave it some.
-                let expected: u64 = program.known.trace.unseen_bytes
-                    + program.known.trace.storages[..program.known.trace.initial_storages as usize]
-                        .iter()
-                        .map(|storage| storage.bytes)
-                        .sum::<u64>();
-                let surplus_bytes = start_bytes.saturating_sub(expected);
-                shelf.margin_bytes += surplus_bytes.max(budget_bytes / 64);
                 shelf.pressed = 0;
-                program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
+                // Something that was not recorded takes bytes. What was there before the iteration is known; else leave it some.
+                let surplus_bytes = start_bytes.saturating_sub(program.known.trace.start_bytes());
+                shelf.is_tight = match surplus_bytes {
+                    0 => !self.leave_free(program, budget_bytes / 64, budget_bytes, &mut shelf, report),
+                    _ => {
+                        let mut trace = Trace::clone(&program.known.trace);
+                        trace.unseen_bytes += surplus_bytes;
+                        program.known = Known::of(trace);
+                        self.replan(program, budget_bytes, &mut shelf, report);
+                        program.scheduled.exceeds_budget()
+                    }
+                };
             }
-        } else if shelf.is_hasty && has_time(report) {
-            program.scheduled = self.plan(&program.known, budget_bytes, &mut shelf, report);
         } else if iteration.followed
             && let Some(predicted) = iteration.predicted
         {
@@ -401,9 +413,75 @@ fn has_time(report: &Report) -> bool {
 }
 
 impl Shelf {
+    /// There is another plan: what was learned of the last one is void.
+    fn take_new_plan(&mut self) {
+        self.forget_ratios();
+        (self.followed, self.pressed) = (0, 0);
+        if let Times::Marked(reason, _) = self.times {
+            self.times = Times::Wanted(reason);
+        }
+    }
+
+    fn forget_ratios(&mut self) {
+        self.ratios.clear();
+        self.reference = None;
+    }
+
+    /// What an iteration was measured at, where times are wanted and all is known. What goes otherwise than planned takes longer
+    /// than it would, and tells nothing.
+    fn learn(
+        &mut self,
+        followed: bool,
+        recorded: Option<RecordedIteration>,
+        on_device_ns: Option<u64>,
+    ) -> Option<Measured> {
+        if !followed {
+            self.go_astray();
+            return None;
+        }
+        let recorded = recorded.filter(|recorded| recorded.is_timed && self.followed > 0);
+        self.followed += 1;
+        match (std::mem::take(&mut self.times), recorded, on_device_ns) {
+            (Times::Wanted(reason), Some(recorded), _) if recorded.is_marked => {
+                self.times = Times::Marked(reason, Box::new(recorded));
+                None
+            }
+            (Times::Wanted(reason), Some(recorded), _) => Some(Measured { reason, recorded, marks_ns: 0 }),
+            (Times::Marked(reason, recorded), None, Some(unmarked_ns)) => {
+                let marks_ns = recorded.makespan_ns().saturating_sub(unmarked_ns);
+                if marks_ns <= MARKS_NS * recorded.operators() as u64 {
+                    return Some(Measured { reason, recorded: *recorded, marks_ns });
+                }
+                self.times = Times::Wanted(reason);
+                self.go_astray();
+                None
+            }
+            (before, ..) => {
+                self.times = before;
+                None
+            }
+        }
+    }
+
+    /// An iteration told nothing. After some of them the program is left with the times that it has.
+    fn go_astray(&mut self) {
+        if matches!(self.times, Times::Known) {
+            return;
+        }
+        self.astray += 1;
+        if self.astray == TRIES {
+            (self.times, self.astray) = (Times::Known, 0);
+            self.forget_ratios();
+        }
+    }
+
     /// Notes one more ratio of measured to predicted makespan. Drift is a change of their median over a window from what
-    /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift.
+    /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift. While times are
+    /// wanted anyway none is looked for.
     fn note(&mut self, ratio: f64) {
+        if !matches!(self.times, Times::Known) {
+            return;
+        }
         if self.ratios.len() == WINDOW {
             self.ratios.pop_front();
         }
@@ -432,6 +510,56 @@ mod tests {
         assert!(matches!(shelf.times, Times::Known));
         (0..WINDOW).for_each(|_| shelf.note(2.5));
         assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
+    }
+
+    /// A program whose first times are not good, once it has been planned.
+    fn early() -> Shelf {
+        let mut shelf = Shelf { times: Times::Wanted(Reason::Early), ..Shelf::default() };
+        assert!(shelf.learn(true, Some(RecordedIteration::marked(10, 900)), None).is_none(), "the first makes room");
+        shelf
+    }
+
+    #[test]
+    fn times_that_are_wanted_take_an_iteration_with_marks_and_one_without() {
+        let mut shelf = early();
+        assert!(shelf.learn(true, Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
+        assert!(matches!(shelf.times, Times::Marked(Reason::Early, _)));
+        // Something else comes between.
+        assert!(shelf.learn(false, None, Some(4_000)).is_none());
+        let measured = shelf.learn(true, None, Some(640)).expect("all is known");
+        assert_eq!((measured.marks_ns, measured.recorded.makespan_ns()), (60, 700));
+    }
+
+    #[test]
+    fn times_of_another_plan_or_of_an_iteration_that_was_disturbed_do_not_count() {
+        let mut shelf = early();
+        assert!(shelf.learn(true, Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
+        shelf.take_new_plan();
+        assert!(matches!(shelf.times, Times::Wanted(Reason::Early)) && shelf.followed == 0);
+        let mut shelf = early();
+        let disturbed = RecordedIteration::marked(10, 700 + 10 * MARKS_NS);
+        assert!(shelf.learn(true, Some(disturbed), None).is_none());
+        assert!(shelf.learn(true, None, Some(640)).is_none());
+        assert!(matches!(shelf.times, Times::Wanted(Reason::Early)));
+    }
+
+    #[test]
+    fn a_program_that_is_never_followed_is_left_with_its_times() {
+        let mut shelf = early();
+        (0..TRIES).for_each(|_| assert!(shelf.learn(false, Some(RecordedIteration::marked(10, 700)), None).is_none()));
+        assert!(matches!(shelf.times, Times::Known));
+    }
+
+    #[test]
+    fn while_times_are_wanted_no_drift_is_looked_for() {
+        let mut shelf = Shelf::default();
+        (0..WINDOW).for_each(|_| shelf.note(1.0));
+        (0..WINDOW).for_each(|_| shelf.note(2.0));
+        assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
+        shelf.learn(true, None, None);
+        shelf.learn(true, Some(RecordedIteration::marked(10, 700)), None);
+        shelf.note(2.0);
+        assert!(matches!(shelf.times, Times::Marked(Reason::Drifted, _)));
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub mod runtime;
 pub mod session;
 pub mod settings;
 mod shim;
+mod succession;
 
 pub use census::{Census, Tally};
 pub use copy::{

@@ -19,8 +19,15 @@ pub(crate) struct Known {
     pub(crate) lineage: Arc<Lineage>,
 }
 
+impl Known {
+    pub(crate) fn of(trace: Trace) -> Self {
+        Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) }
+    }
+}
+
 /// What to do while the program runs.
 pub(crate) struct Scheduled {
+    pub(crate) plan: Plan,
     pub(crate) schedule: Schedule,
     pub(crate) prediction: Option<Prediction>,
     /// Operators that may have to be rerun.
@@ -28,8 +35,14 @@ pub(crate) struct Scheduled {
 }
 
 impl Scheduled {
-    pub(crate) fn new(known: &Known, plan: &Plan, schedule: Schedule, prediction: Option<Prediction>) -> Self {
-        Scheduled { schedule, prediction, recipe_wanted: ancestry(&known.trace, &known.lineage, plan) }
+    pub(crate) fn new(known: &Known, plan: Plan, schedule: Schedule, prediction: Option<Prediction>) -> Self {
+        let recipe_wanted = ancestry(&known.trace, &known.lineage, &plan);
+        Scheduled { plan, schedule, prediction, recipe_wanted }
+    }
+
+    /// Whether the plan is predicted to exceed its budget.
+    pub(crate) fn exceeds_budget(&self) -> bool {
+        self.prediction.is_some_and(|prediction| prediction.over_budget_bytes > 0)
     }
 }
 
@@ -45,6 +58,46 @@ enum Name {
     At(u32),
 }
 
+/// Which storages stand for those of the trace.
+struct Standing {
+    /// By the trace's number.
+    entry: Vec<Option<Entry>>,
+    /// By the shim's.
+    storage: Vec<Option<StorageId>>,
+}
+
+impl Standing {
+    fn entry(&self, storage: StorageId) -> Option<Entry> {
+        self.entry[storage.index()]
+    }
+
+    fn storage(&self, entry: Entry) -> Option<StorageId> {
+        self.storage.get(entry.index()).copied().flatten()
+    }
+
+    fn put(&mut self, entry: Entry, storage: StorageId) {
+        self.entry[storage.index()] = Some(entry);
+        put(&mut self.storage, entry.index(), Some(storage));
+    }
+
+    fn remove(&mut self, entry: Entry) {
+        if let Some(storage) = self.storage.get_mut(entry.index()).and_then(Option::take) {
+            self.entry[storage.index()] = None;
+        }
+    }
+
+    /// Leaves but those that stand for the first storages.
+    fn reset(&mut self, first: &[Option<Entry>]) {
+        self.entry.fill(None);
+        self.storage.fill(None);
+        for (index, entry) in (0..).zip(first) {
+            if let Some(entry) = *entry {
+                self.put(entry, StorageId(index));
+            }
+        }
+    }
+}
+
 /// A program, and how far it has been followed in this iteration.
 pub(crate) struct Program {
     pub(crate) known: Known,
@@ -53,9 +106,13 @@ pub(crate) struct Program {
     names: Vec<Name>,
     /// Per storage: whether what made it may run again, so that bytes filled in past the dispatcher would be lost.
     may_be_rebuilt: Vec<bool>,
-    entry: Vec<Option<Entry>>,
-    /// By the shim's number of a storage.
-    storage_of: Vec<Option<StorageId>>,
+    standing: Standing,
+    /// Storages that a plan may evict, and of which only an operator of this iteration told which they are.
+    pub(crate) found: Vec<(StorageId, Entry)>,
+    /// Those of which it was told before the first one.
+    told: Vec<StorageId>,
+    /// Whether one of these is another.
+    pub(crate) is_misled: bool,
     /// Whether all that has run so far is this program.
     pub(crate) matches: bool,
     /// Operators that have run.
@@ -79,8 +136,10 @@ impl Program {
             may_be_rebuilt,
             scheduled,
             names: Vec::new(),
-            entry: vec![None; storages],
-            storage_of: Vec::new(),
+            standing: Standing { entry: vec![None; storages], storage: Vec::new() },
+            found: Vec::new(),
+            told: Vec::new(),
+            is_misled: false,
             matches: false,
             operator: 0,
             step: 0,
@@ -96,7 +155,7 @@ impl Program {
     /// Says which storages the program knows by which names.
     pub(crate) fn bind(&mut self, bindings: impl IntoIterator<Item = (StorageId, Entry)>) {
         for (storage, entry) in bindings {
-            self.entry[storage.index()] = Some(entry);
+            self.standing.put(entry, storage);
         }
         self.hand_over(true);
     }
@@ -106,47 +165,56 @@ impl Program {
         self.matches = true;
         self.operator = 0;
         self.step = 0;
+        self.found.clear();
+        self.told.clear();
+        self.is_misled = false;
+    }
+
+    /// Is told which storages that are there stand for initial ones, as far as it does not know that.
+    pub(crate) fn tell(&mut self, names: impl Iterator<Item = (StorageId, Entry)>) {
+        for (storage, entry) in names {
+            if self.standing.entry(storage).is_none() && self.standing.storage(entry).is_none() {
+                self.standing.put(entry, storage);
+                self.told.push(storage);
+            }
+        }
+    }
+
+    /// What it calls every storage of the trace that is there.
+    pub(crate) fn entries(&self) -> &[Option<Entry>] {
+        &self.standing.entry
     }
 
     /// Whether every initial storage that a schedule may touch is known before the first operator.
     pub(crate) fn is_bound(&self) -> bool {
         let storages = self.known.trace.storages[..self.initial()].iter();
-        storages.zip(&self.entry).all(|(storage, entry)| entry.is_some() || storage.locked.is_some())
+        storages.zip(&self.standing.entry).all(|(storage, entry)| entry.is_some() || storage.locked.is_some())
     }
 
     /// Ends the iteration; `completed` says whether it was this program to its end. Storages that live on get the
     /// names that the next iteration knows them by.
     pub(crate) fn hand_over(&mut self, completed: bool) {
         let initial = self.initial();
-        let mut next: Vec<Option<Entry>> = self.entry[..initial].to_vec();
+        let mut next: Vec<Option<Entry>> = self.standing.entry[..initial].to_vec();
         for &(_, to) in &self.known.trace.carried {
             next[to.index()] = None;
         }
         if completed {
             for &(from, to) in &self.known.trace.carried {
-                next[to.index()] = self.entry[from.index()];
+                next[to.index()] = self.standing.entry(from);
             }
         }
-        self.entry.fill(None);
-        self.entry[..initial].copy_from_slice(&next);
-        self.storage_of.fill(None);
-        for (index, entry) in (0u32..).zip(next) {
-            if let Some(entry) = entry {
-                put(&mut self.storage_of, entry.index(), Some(StorageId(index)));
-            }
-        }
+        self.standing.reset(&next);
         self.matches = false;
     }
 
     /// The program has let go of a storage.
     pub(crate) fn freed(&mut self, entry: Entry) {
-        if let Some(storage) = self.storage_of.get_mut(entry.index()).and_then(Option::take) {
-            self.entry[storage.index()] = None;
-        }
+        self.standing.remove(entry);
     }
 
     pub(crate) fn entry(&self, storage: StorageId) -> Option<Entry> {
-        self.entry[storage.index()]
+        self.standing.entry(storage)
     }
 
     fn name(&self, operator: usize) -> &str {
@@ -184,7 +252,7 @@ impl Program {
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
         let initial = self.initial();
-        let Program { known, names: looked_up, entry: entries, storage_of, .. } = self;
+        let Program { known, names: looked_up, standing, found: found_out, told, .. } = self;
         let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
             return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
@@ -206,18 +274,24 @@ impl Program {
             return at(format!("{} inputs, expected {}", operator.accesses().len(), expected.accesses.len()));
         }
         for (found, access) in operator.accesses().iter().zip(&expected.accesses) {
-            let storage = access.storage.index();
-            if found.bytes != trace.storages[storage].bytes || found.mode() != access.mode {
-                return at(format!("storage {storage} differs in size or use"));
+            let storage = access.storage;
+            let expected = &trace.storages[storage.index()];
+            if found.bytes != expected.bytes || found.mode() != access.mode {
+                return at(format!("storage {} differs in size or use", storage.0));
             }
-            let is_unknown = || storage_of.get(found.entry.index()).is_none_or(Option::is_none);
-            match entries[storage] {
+            match standing.entry(storage) {
                 Some(entry) if entry == found.entry => {}
-                None if storage < initial && is_unknown() => {
-                    entries[storage] = Some(found.entry);
-                    put(storage_of, found.entry.index(), Some(access.storage));
+                None if storage.index() < initial && standing.storage(found.entry).is_none() => {
+                    standing.put(found.entry, storage);
+                    if expected.locked.is_none() {
+                        found_out.push((storage, found.entry));
+                    }
                 }
-                _ => return at(format!("another storage stands for storage {storage}")),
+                _ => {
+                    let other = standing.storage(found.entry);
+                    self.is_misled = told.contains(&storage) || other.is_some_and(|other| told.contains(&other));
+                    return at(format!("another storage stands for storage {}", storage.0));
+                }
             }
         }
         let mut filled = operator.accesses().iter().filter(|access| access.is_filled());
@@ -226,7 +300,7 @@ impl Program {
 
     /// The operator that comes next uses a storage that was filled in past the dispatcher since it was made.
     pub(crate) fn filled(&self, entry: Entry) -> Result<(), String> {
-        match self.storage_of.get(entry.index()).copied().flatten() {
+        match self.standing.storage(entry) {
             Some(storage) if self.may_be_rebuilt[storage.index()] => Err(format!(
                 "operator {} ({}): storage {} was filled in outside the dispatcher",
                 self.operator,
@@ -241,7 +315,7 @@ impl Program {
     pub(crate) fn overdue(&self) -> impl Iterator<Item = (StorageId, Entry)> {
         let last = self.operator.checked_sub(1).map(|last| &self.known.trace.operators[last]);
         let frees = last.into_iter().flat_map(|last| &last.frees).copied();
-        frees.filter_map(|storage| Some((storage, self.entry[storage.index()]?)))
+        frees.filter_map(|storage| Some((storage, self.entry(storage)?)))
     }
 
     /// Checks that the program has let go of what the trace says it lets go of after the last operator. Locked storages may
@@ -271,8 +345,7 @@ impl Program {
             return Err(format!("operator {} ({}) made other storages", self.operator, self.name(self.operator)));
         }
         for (found, &storage) in operator.created().iter().zip(&expected.creates) {
-            self.entry[storage.index()] = Some(found.entry);
-            put(&mut self.storage_of, found.entry.index(), Some(storage));
+            self.standing.put(found.entry, storage);
         }
         self.operator += 1;
         Ok(())

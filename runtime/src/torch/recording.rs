@@ -89,7 +89,7 @@ pub(crate) struct RecordedIteration {
     tail_ns: u64,
     makespan_ns: u64,
     /// Whether it was found out what operators took.
-    is_timed: bool,
+    pub(crate) is_timed: bool,
     /// Whether by marks on a device, which it takes longer with.
     pub(crate) is_marked: bool,
     /// Whether storages were evicted meanwhile: then peak and makespan are not those of the untouched loop.
@@ -257,6 +257,27 @@ impl Recording {
 }
 
 impl RecordedIteration {
+    /// One that marks on a device told the times of.
+    #[cfg(test)]
+    pub(crate) fn marked(operators: usize, makespan_ns: u64) -> Self {
+        let step = Step {
+            name: 0,
+            phase: Phase::Forward,
+            not_replayable: None,
+            accesses: Vec::new(),
+            creates: Vec::new(),
+            frees: Vec::new(),
+        };
+        RecordedIteration {
+            steps: vec![step; operators],
+            measured: vec![Measured::default(); operators],
+            makespan_ns,
+            is_timed: true,
+            is_marked: true,
+            ..RecordedIteration::default()
+        }
+    }
+
     fn storage(&self, local: Local) -> &RawStorage {
         match local {
             Local::Initial(index) => &self.initial[index as usize],
@@ -311,6 +332,11 @@ impl RecordedIteration {
         self.measured.iter().map(|measured| (measured.gap_ns + measured.interrupted_ns, measured.cost_ns))
     }
 
+    /// How many operators ran.
+    pub(crate) fn operators(&self) -> usize {
+        self.steps.len()
+    }
+
     /// Whether anything ran.
     pub(crate) fn is_empty(&self) -> bool {
         self.steps.is_empty()
@@ -339,6 +365,9 @@ impl RecordedIteration {
         if self.steps.len() != other.steps.len() {
             return differ(format!("{} operators, then {}", self.steps.len(), other.steps.len()));
         }
+        if self.initial != other.initial || self.created != other.created {
+            return differ("as many operators use storages of other sizes".to_owned());
+        }
         for (index, (a, b)) in self.steps.iter().zip(&other.steps).enumerate() {
             if !a.is_like(b) || !self.frees(a).eq(other.frees(b)) {
                 return differ(format!(
@@ -347,9 +376,6 @@ impl RecordedIteration {
                     operator_name(b.name)
                 ));
             }
-        }
-        if self.initial != other.initial || self.created != other.created {
-            return differ("the same operators use storages of other sizes".to_owned());
         }
         Ok(())
     }

@@ -122,7 +122,6 @@ int32_t plimsoll_empty_device_cache(void) {
 }
 void plimsoll_time_on_device(int32_t timing) { time_on_accelerator(static_cast<PlimsollDeviceTiming>(timing)); }
 void plimsoll_device_interrupted(void) { accelerator_interrupted(); }
-void plimsoll_device_goes_on(void) { accelerator_operator_starts(); }
 int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count, uint64_t* makespan_ns) {
   return guarded([&] {
     auto times = take_accelerator_times(*makespan_ns);

@@ -83,10 +83,8 @@ int32_t plimsoll_empty_device_cache(void);
 // What a device is timed at from now on that works through its operators later, by its own clock.
 typedef enum { PLIMSOLL_NO_TIMES, PLIMSOLL_MAKESPAN, PLIMSOLL_OPERATOR_TIMES } PlimsollDeviceTiming;
 void plimsoll_time_on_device(int32_t timing);
-// What the device is given from now on is the runtime's, copies to wait for and reruns, until the next operator starts, or the one
-// under way goes on.
+// What the device is given from now on is the runtime's, copies to wait for and reruns, until the next operator starts.
 void plimsoll_device_interrupted(void);
-void plimsoll_device_goes_on(void);
 // Those times, in ns, of what was timed last, and from its start to its end. Waits for the device. `count` says how many there are,
 // of which at most `capacity` are written.
 typedef struct {

@@ -224,7 +224,6 @@ unsafe extern "C" {
     fn plimsoll_empty_device_cache() -> i32;
     fn plimsoll_time_on_device(timing: i32);
     fn plimsoll_device_interrupted();
-    fn plimsoll_device_goes_on();
     fn plimsoll_take_device_times(
         out: *mut DeviceTimes,
         capacity: usize,
@@ -354,16 +353,10 @@ pub(crate) fn time_on_device(timing: DeviceTiming) {
     unsafe { plimsoll_time_on_device(timing as i32) }
 }
 
-/// What the device is given from now on is the runtime's, until the next operator starts or [`device_goes_on`].
+/// What the device is given from now on is the runtime's, until the next operator starts.
 pub(crate) fn device_interrupted() {
     // SAFETY: at most makes a mark.
     unsafe { plimsoll_device_interrupted() }
-}
-
-/// What the device is given from now on is the operator's that is under way.
-pub(crate) fn device_goes_on() {
-    // SAFETY: at most makes a mark.
-    unsafe { plimsoll_device_goes_on() }
 }
 
 /// What was timed last, in which so many operators ran. None where there is no such device.

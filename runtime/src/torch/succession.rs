@@ -1,0 +1,159 @@
+//! Loops that are several programs in turn, such as steps that accumulate gradients and one that applies them: which comes
+//! next, and what the next one calls the storages that the last one left.
+
+use std::collections::HashMap;
+
+use super::shim::Entry;
+use crate::trace::StorageId;
+
+/// Iterations that are remembered.
+const PAST: usize = 256;
+/// Iterations in a row that tell enough, and how often they have to have been seen for that.
+const ALIKE: usize = 64;
+const ENOUGH: usize = 3;
+
+/// Which programs ran, the latest last. None stands for one that was not known.
+#[derive(Debug, Default)]
+pub(super) struct Succession {
+    past: Vec<Option<u64>>,
+}
+
+impl Succession {
+    pub(super) fn push(&mut self, program: Option<u64>) {
+        if self.past.len() == 2 * PAST {
+            self.past.drain(..PAST);
+        }
+        self.past.push(program);
+    }
+
+    /// The program that comes next: what came oftenest, and of that the latest, when so many iterations before were what the
+    /// last ones are, in the same order, as there ever were.
+    pub(super) fn next(&self) -> Option<u64> {
+        let past = &self.past[self.past.len().saturating_sub(PAST)..];
+        let (mut came, mut most) = (Vec::new(), 1);
+        for place in (0..past.len()).rev() {
+            let before = past[..place].iter().rev().zip(past.iter().rev());
+            let alike = before.take(ALIKE).take_while(|(then, now)| then == now).count();
+            if alike > most {
+                came.clear();
+                most = alike;
+            }
+            if alike == most {
+                came.push(past[place]);
+            }
+            if most == ALIKE && came.len() == ENOUGH {
+                break;
+            }
+        }
+        let times = |program: &&Option<u64>| came.iter().filter(|other| other == program).count();
+        came.iter().rev().max_by_key(times).copied().flatten()
+    }
+}
+
+/// The names of storages that outlive an iteration, in its program and in the one that comes after it.
+#[derive(Debug, Default)]
+pub(super) struct Legacies {
+    /// By both programs. None where a storage turned out to be another one.
+    names: HashMap<(u64, u64), Option<Names>>,
+    left: Option<Left>,
+}
+
+/// What a program calls storages, and what its heir does.
+type Names = Vec<(StorageId, StorageId)>;
+
+/// The program that ran last, and the storages that stand for those of its trace.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) by: u64,
+    pub(super) entries: Vec<Option<Entry>>,
+}
+
+impl Legacies {
+    /// What `heir` will call storages that were left, as far as that is known.
+    pub(super) fn of(&self, heir: u64) -> impl Iterator<Item = (StorageId, Entry)> {
+        let left = self.left.as_ref().and_then(|left| Some((self.names.get(&(left.by, heir))?, left)));
+        left.into_iter().flat_map(|(names, left)| {
+            names.iter().flatten().filter_map(|&(from, to)| Some((to, left.entries[from.index()]?)))
+        })
+    }
+
+    /// The heir has found out by itself what it calls storages that were there before it.
+    pub(super) fn learn(&mut self, heir: u64, found: &[(StorageId, Entry)]) {
+        let Some(left) = self.left.as_ref().filter(|_| !found.is_empty()) else { return };
+        let Some(names) = self.names.entry((left.by, heir)).or_insert(Some(Vec::new())) else { return };
+        let called = (0..).map(StorageId).zip(&left.entries);
+        let called: HashMap<Entry, StorageId> =
+            called.filter_map(|(storage, entry)| Some(((*entry)?, storage))).collect();
+        names.retain(|(_, to)| found.iter().all(|(storage, _)| storage != to));
+        names.extend(found.iter().filter_map(|(to, entry)| Some((*called.get(entry)?, *to))));
+    }
+
+    /// What the heir was told is not so.
+    pub(super) fn distrust(&mut self, heir: u64) {
+        if let Some(left) = &self.left {
+            self.names.insert((left.by, heir), None);
+        }
+    }
+
+    /// An iteration has ended.
+    pub(super) fn leave(&mut self, left: Option<Left>) {
+        self.left = left;
+    }
+
+    /// There is no such program any more.
+    pub(super) fn forget(&mut self, program: u64) {
+        self.names.retain(|&(from, to), _| from != program && to != program);
+        self.left.take_if(|left| left.by == program);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_stretch_that_was_seen_before_tells_what_comes_next() {
+        // Gradients are accumulated over some steps, then applied; every so often something else is run.
+        let round = [1, 2, 2, 2, 2, 3];
+        let mut succession = Succession::default();
+        let mut wrong = Vec::new();
+        for at in 0..1000 {
+            let program = if at % 100 == 99 { 9 } else { round[at % 100 % round.len()] };
+            if succession.next() != Some(program) {
+                wrong.push(at);
+            }
+            succession.push(Some(program));
+        }
+        // The first rounds, what nobody could know, and what came after that for the first time.
+        assert!(wrong.iter().all(|&at| at < 12 || at % 100 == 99 || at == 100 || at == 103), "{wrong:?}");
+    }
+
+    #[test]
+    fn after_what_is_not_known_nothing_is_expected_but_what_followed_it() {
+        let mut succession = Succession::default();
+        assert_eq!(succession.next(), None);
+        [Some(1), None, Some(2), Some(1), None].into_iter().for_each(|program| succession.push(program));
+        assert_eq!(succession.next(), Some(2));
+        succession.push(Some(7));
+        assert_eq!(succession.next(), None);
+    }
+
+    #[test]
+    fn an_heir_is_told_what_it_found_out_before() {
+        let entry = Entry::numbered;
+        let mut legacies = Legacies::default();
+        let left =
+            |entries: [Option<u32>; 3]| Some(Left { by: 1, entries: entries.map(|number| number.map(entry)).to_vec() });
+        legacies.leave(left([Some(5), None, Some(6)]));
+        assert_eq!(legacies.of(2).count(), 0);
+        // The last of these was not there when the other program ended.
+        legacies.learn(2, &[(StorageId(0), entry(6)), (StorageId(4), entry(9))]);
+        // The next time storages are others.
+        legacies.leave(left([Some(15), None, Some(16)]));
+        assert_eq!(legacies.of(2).collect::<Vec<_>>(), [(StorageId(0), entry(16))]);
+        assert_eq!(legacies.of(3).count(), 0);
+        legacies.distrust(2);
+        legacies.learn(2, &[(StorageId(0), entry(16))]);
+        assert_eq!(legacies.of(2).count(), 0);
+    }
+}
