@@ -1,6 +1,7 @@
 //! What a configuration may hold, and what is said about one that may not.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 
 use super::*;
 use crate::workload::GptConfig;
@@ -48,8 +49,9 @@ fn shipped_configurations_are_valid() {
 #[test]
 fn loops_run_in_the_manner_of_their_configuration() {
     assert_eq!(parse(GPT).unwrap().manner, Manner::default());
-    let mixed = parse(&format!("{GPT}\n[manner]\nbf16 = true\n")).unwrap();
-    assert_eq!(mixed.manner, Manner { bf16: true, one_batch: false });
+    let mixed = parse(&format!("{GPT}\n[manner]\nbf16 = true\npasses = 4\n")).unwrap();
+    assert_eq!(mixed.manner, Manner { bf16: true, one_batch: false, passes: NonZeroU32::new(4).unwrap() });
+    assert!(parse(&format!("{GPT}\n[manner]\npasses = 0\n")).is_err());
     let unknown = parse(&format!("{GPT}\n[manner]\nbf61 = true\n")).unwrap_err().to_string();
     assert!(unknown.contains("manner.bf61: unknown key `bf61`, did you mean `bf16`?"), "{unknown}");
 }

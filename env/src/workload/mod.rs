@@ -48,17 +48,27 @@ pub use unet::UnetConfig;
 pub use vgg::{VggArch, VggConfig};
 pub use vit::VitConfig;
 
+use std::num::NonZeroU32;
+
 use serde::Deserialize;
 use tch::{TchError, Tensor};
 
 /// How loops are run, whatever their models: the table `[manner]` of a configuration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Manner {
     /// Whether the forward pass is mixed precision in bfloat16.
     pub bf16: bool,
     /// Whether every iteration learns the first batch again, so that making batches takes no part of the time.
     pub one_batch: bool,
+    /// Batches whose gradients an iteration adds up before it applies them.
+    pub passes: NonZeroU32,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Manner { bf16: false, one_batch: false, passes: NonZeroU32::MIN }
+    }
 }
 
 /// A training loop to be placed.
@@ -69,7 +79,7 @@ pub trait Workload {
     /// The model family it belongs to.
     fn family(&self) -> &str;
 
-    /// Runs one iteration (one optimizer step on a fresh batch) and returns the loss.
+    /// Runs one iteration (one optimizer step on fresh batches) and returns the loss, their mean.
     ///
     /// After an error the parameters may be partly updated.
     fn iteration(&mut self) -> Result<f64, TchError>;

@@ -60,7 +60,7 @@ pub(super) struct Loop {
     draw: ChaCha8Rng,
     task: Box<dyn Task>,
     training: Training,
-    /// The batch that every iteration learns, where it is one.
+    /// The batch that every pass learns, where it is one.
     kept: Option<Batch>,
 }
 
@@ -82,7 +82,20 @@ impl Loop {
         Ok(Loop { name: name.to_owned(), family, device, manner, draw, task, training, kept: None })
     }
 
-    /// What the next iteration learns.
+    /// Adds a share of the gradients of the next batch's loss to those that there are. Returns the loss.
+    fn pass(&mut self, share: f64) -> Result<Tensor, TchError> {
+        let mixed = self.manner.bf16.then(|| Autocast::bf16(self.device));
+        let batch = self.batch()?;
+        let loss = self.task.loss(batch)?;
+        drop(mixed);
+        match share {
+            1.0 => loss.f_backward()?,
+            _ => loss.f_mul_scalar(share)?.f_backward()?,
+        }
+        Ok(loss)
+    }
+
+    /// What the next pass learns.
     fn batch(&mut self) -> Result<Batch, TchError> {
         if let Some(kept) = &self.kept {
             return Ok(kept.shallow_clone());
@@ -105,13 +118,11 @@ impl Workload for Loop {
     fn iteration(&mut self) -> Result<f64, TchError> {
         reseed_libtorch(&mut self.draw);
         self.training.optimizer.zero_grad()?;
-        let mixed = self.manner.bf16.then(|| Autocast::bf16(self.device));
-        let batch = self.batch()?;
-        let loss = self.task.loss(batch)?;
-        drop(mixed);
-        loss.f_backward()?;
+        let passes = self.manner.passes.get();
+        let losses = (0..passes).map(|_| self.pass(1.0 / f64::from(passes))).collect::<Result<Vec<_>, _>>()?;
         self.training.optimizer.step()?;
-        loss.f_double_value(&[])
+        let losses = losses.iter().map(|loss| loss.f_double_value(&[])).collect::<Result<Vec<_>, _>>()?;
+        Ok(losses.iter().sum::<f64>() / f64::from(passes))
     }
 
     fn variables(&self) -> Vec<(String, Tensor)> {
@@ -168,6 +179,8 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use rand::RngExt;
     use tch::nn::{self, Init};
 
@@ -206,6 +219,22 @@ mod tests {
         fn loss(&self, batch: Batch) -> Result<Tensor, TchError> {
             self.0.f_mul(&batch.inputs)
         }
+    }
+
+    #[test]
+    fn gradients_of_several_passes_are_those_of_their_mean() {
+        let _running = one_at_a_time();
+        let iterate = |passes| {
+            let manner = Manner { passes: NonZeroU32::new(passes).unwrap(), ..Manner::default() };
+            let mut echo = Loop::new(&EchoConfig, "echo", "an-echo", Device::Cpu, 1, manner).unwrap();
+            let loss = echo.iteration().unwrap();
+            (loss, echo.trainable()[0].grad().double_value(&[]))
+        };
+        let ((one, one_gradient), (three, three_gradient)) = (iterate(1), iterate(3));
+        assert_ne!(one, three, "other batches have a part in it");
+        // The loss is what was drawn, times the parameter, which is one.
+        assert_eq!(one, one_gradient);
+        assert!((three - three_gradient).abs() < 1e-6, "{three}, {three_gradient}");
     }
 
     #[test]
