@@ -16,8 +16,8 @@ import torch
 from models import Loop
 from torch import nn
 
-# Evictions when bytes run out, until two iterations are alike; then a plan.
-WARM_UP, MEASURED = 6, 3
+# Evictions when bytes run out, until two iterations are alike; then a plan, whose operators are timed; then another.
+WARM_UP, MEASURED = 8, 3
 
 
 def digest(model):

@@ -15,6 +15,14 @@ const SHARES: [f64; 2] = [0.75, 0.9];
 /// What a job says that cannot be held within its budget.
 const NO_ROOM: &str = "OutOfMemoryError";
 
+/// Why a job came to nothing.
+enum Nothing {
+    /// Its time was over.
+    CutShort,
+    /// What it says.
+    Failed(String),
+}
+
 /// What a job prints.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -93,7 +101,8 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
     let untouched = match job(None)? {
         Ok(untouched) => untouched,
         // Whatever keeps PyTorch from it: no compiler, no such model.
-        Err(why) => return findings.not_run(why),
+        Err(Nothing::Failed(why)) => return findings.not_run(why),
+        Err(Nothing::CutShort) => return findings.set("cut_short", true),
     };
     let repeats = untouched.repeats == Some(true);
     findings.set("untouched_job_repeats", repeats)?;
@@ -114,31 +123,37 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
     };
     let keep_all_peak_bytes = match job(Some(WATCHED_BYTES))? {
         Ok(watched) => judge("watched", watched, WATCHED_BYTES, findings)?,
-        Err(why) => return findings.fail(format!("watched: {why}")),
+        Err(Nothing::Failed(why)) => return findings.fail(format!("watched: {why}")),
+        Err(Nothing::CutShort) => return findings.set("cut_short", true),
     };
     for share in SHARES {
         let budget_bytes = (share * keep_all_peak_bytes as f64) as u64;
         match job(Some(budget_bytes))? {
             Ok(job) => return judge("within_a_budget", job, budget_bytes, findings).map(drop),
-            Err(why) if why.contains(NO_ROOM) => findings.push("no_room", why)?,
-            Err(why) => return findings.fail(format!("within {budget_bytes} bytes: {why}")),
+            Err(Nothing::Failed(why)) if why.contains(NO_ROOM) => findings.push("no_room", why)?,
+            Err(Nothing::Failed(why)) => return findings.fail(format!("within {budget_bytes} bytes: {why}")),
+            Err(Nothing::CutShort) => return findings.set("cut_short", true),
         }
     }
     findings.fail("no budget that was tried could be held".to_owned())
 }
 
 /// What a job came to, or why it came to nothing.
-fn run_job(request: &Request, asked: &Value) -> anyhow::Result<Result<Job, String>> {
+fn run_job(request: &Request, asked: &Value) -> anyhow::Result<Result<Job, Nothing>> {
     let mut printed = None;
     let ended = script::run(request, script::BUDGETED_JOB, asked, request.deadline, |found| {
         printed = Some(serde_json::from_value(found)?);
         Ok(())
     })?;
     Ok(match (ended, printed) {
-        (Ended::NotStarted(why), _) => Err(why),
-        (Ended::OutOfTime, _) => Err("its time was over".to_owned()),
-        (Ended::ByItself(status, _), Some(Printed::Done(job))) if status.success() => Ok(job),
-        (_, Some(Printed::Failed { failure })) => Err(failure),
-        (Ended::ByItself(status, complaint), _) => Err(format!("{status}: {complaint}")),
+        (Ended::ByItself(status, complaint), _) if !status.success() => {
+            Err(Nothing::Failed(format!("{status}: {complaint}")))
+        }
+        // To give page-locked memory back may take longer than there is left.
+        (_, Some(Printed::Done(job))) => Ok(job),
+        (_, Some(Printed::Failed { failure })) => Err(Nothing::Failed(failure)),
+        (Ended::OutOfTime, None) => Err(Nothing::CutShort),
+        (Ended::NotStarted(why), None) => Err(Nothing::Failed(why)),
+        (Ended::ByItself(..), None) => Err(Nothing::Failed("it printed nothing".to_owned())),
     })
 }
