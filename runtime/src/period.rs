@@ -68,6 +68,11 @@ impl PeriodDetector {
         self.backward_passes
     }
 
+    /// Whether an update has come, and nothing that was recorded after it.
+    pub fn is_updated(&self) -> bool {
+        self.has_update
+    }
+
     /// Takes the next operator. `bytes` says how many would be allocated before it if everything were resident; that is
     /// returned where an iteration begins with the operator.
     ///

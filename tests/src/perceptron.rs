@@ -1,6 +1,7 @@
 //! A training loop whose batches may change from iteration to iteration, and which can branch, fail and panic.
 
 use plimsoll_env::workload::{Workload, named_variables};
+use plimsoll_runtime::torch::settings::Autocast;
 use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -19,6 +20,8 @@ pub enum Course {
     Branch(i64),
     /// The same as `Train`, and what each layer gives is measured with gradient recording off.
     Measured(i64),
+    /// The same as `Train`, and then the model is evaluated, in mixed precision.
+    Evaluated(i64),
     /// It adds to the gradients that there are, and leaves them.
     Accumulate(i64),
     /// It adds to them, applies them, and lets go of them.
@@ -68,6 +71,15 @@ impl Perceptron {
         unsafe { Tensor::from_blob(data, &sizes, &strides, Kind::Float, Device::Cpu) }
     }
 
+    /// What the model makes of other rows.
+    fn evaluate(&self) -> Result<(), TchError> {
+        let mut hidden = Tensor::f_randn([8, WIDTH], (Kind::Float, Device::Cpu))?;
+        for layer in &self.layers {
+            hidden = hidden.f_linear(&layer.ws, layer.bs.as_ref())?.f_gelu("none")?;
+        }
+        self.head.forward(&hidden).f_mean(Kind::Float)?.f_double_value(&[]).map(drop)
+    }
+
     /// Runs one iteration. Where it fails the loss is NaN, and the output says why.
     pub fn iterate(&mut self, course: Course) -> f64 {
         self.try_iterate(course).unwrap_or_else(|error| {
@@ -84,6 +96,7 @@ impl Perceptron {
         | Course::Given(rows)
         | Course::Branch(rows)
         | Course::Measured(rows)
+        | Course::Evaluated(rows)
         | Course::Accumulate(rows)
         | Course::Apply(rows)
         | Course::Fail(rows)
@@ -126,6 +139,10 @@ impl Perceptron {
         }
         if matches!(course, Course::Apply(_)) {
             self.optimizer.zero_grad();
+        }
+        if matches!(course, Course::Evaluated(_)) {
+            let _mixed = Autocast::bf16(Device::Cpu);
+            tch::no_grad(|| self.evaluate())?;
         }
         loss.f_double_value(&[])
     }

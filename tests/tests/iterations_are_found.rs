@@ -7,20 +7,18 @@ use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, one_at_a_time, session};
 use tch::{Device, Kind, Tensor};
 
-const ITERATIONS: usize = 16;
-
-/// The loop that does `course` is found to have a period of one, and is planned.
-fn is_found(course: Course) {
+/// The loop that does `course` is found to have a period of one, and is planned in all but so many iterations.
+fn is_found(course: fn(usize) -> Course, iterations: usize, unplanned: usize) {
     let _running = one_at_a_time();
-    let iterate = |workload: &mut Perceptron, _: usize| workload.iterate(course);
-    let untouched = Untouched::run(|| Perceptron::new(11), iterate, ITERATIONS);
+    let iterate = |workload: &mut Perceptron, iteration: usize| workload.iterate(course(iteration));
+    let untouched = Untouched::run(|| Perceptron::new(11), iterate, iterations);
     let budget_bytes = untouched.between(0.6);
     let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(11));
     session().reset_peak();
     let mut peak_bytes = 0;
     let losses: Vec<f64> = {
         let detection = runtime.detect().unwrap();
-        let losses = (0..ITERATIONS)
+        let losses = (0..iterations)
             .map(|at| {
                 let loss = iterate(&mut workload, at);
                 peak_bytes = peak_bytes.max(session().peak_bytes());
@@ -36,17 +34,24 @@ fn is_found(course: Course) {
     assert!(peak_bytes.max(report.peak_bytes) <= budget_bytes, "{peak_bytes} of {budget_bytes} bytes");
     // The stretch before the first boundary, then one iteration after another, of which two make the plan.
     let planned = report.latest.iter().filter(|iteration| iteration.course == Driven::Planned).count();
-    assert!(planned >= ITERATIONS - 8, "only {planned} of {} were planned", report.latest.len());
+    assert!(planned >= iterations - unplanned, "only {planned} of {} were planned", report.latest.len());
 }
 
 #[test]
 fn of_a_loop_without_marks() {
-    is_found(Course::Train(384));
+    is_found(|_| Course::Train(384), 16, 8);
 }
 
 #[test]
 fn of_a_loop_whose_layers_are_measured() {
-    is_found(Course::Measured(384));
+    is_found(|_| Course::Measured(384), 16, 8);
+}
+
+/// What evaluates the model belongs to the iteration before, so that iterations are of two kinds.
+#[test]
+fn of_a_loop_that_is_evaluated_now_and_then() {
+    let course = |iteration| if iteration % 6 == 5 { Course::Evaluated(384) } else { Course::Train(384) };
+    is_found(course, 60, 10);
 }
 
 #[test]

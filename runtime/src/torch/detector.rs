@@ -5,10 +5,13 @@ use std::sync::{Arc, Mutex};
 use super::driver::Shared;
 use super::program::put;
 use super::runtime::{Keeper, Next, lock};
-use super::session::{Observer, SessionError, Wish};
+use super::session::{Observer, SessionError, Wish, operator_name};
 use super::shim::{self, RawAccess, RawOperator};
 use crate::period::{PeriodDetector, Step};
 use crate::trace::Phase;
+
+/// What autocast makes of parameters is recorded even where a model is evaluated and nothing else is.
+const CAST: &str = "aten::_to_copy";
 
 /// What finds iterations in the operators that it passes on.
 pub(super) struct Detector {
@@ -33,7 +36,9 @@ impl Stream {
         let phase = shim::phase();
         let in_backward = phase == Phase::Backward;
         // A backward pass may have a thread of its own.
-        let recorded = !in_backward && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded;
+        let recorded = !in_backward
+            && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded
+            && !(self.period.is_updated() && operator_name(operator.name) == CAST);
         let made_in = |access: &RawAccess| self.made_in.get(access.entry.index()).copied().unwrap_or_default();
         let is_older = |access: &RawAccess| made_in(access) < self.period.backward_passes();
         let updates =

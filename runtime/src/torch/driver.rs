@@ -412,14 +412,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether the schedule of the leader can be carried out to the iteration's end.
+    /// The iteration ends: what goes on is not what ran.
     fn settle_end(&mut self) {
-        if let Some(leader) = self.leader
-            && !self.programs[leader].is_complete()
-        {
-            let why = self.programs[leader].ends_early();
-            self.leave_schedule(why);
-        }
+        self.ask_programs(|program| if program.is_complete() { Ok(()) } else { Err(program.ends_early()) });
     }
 
     /// The next dropped storage to restore at the iteration's end.

@@ -148,6 +148,8 @@ pub(super) struct Library {
     /// Whether the last of `recorded` is the iteration before this one.
     predecessor_recorded: bool,
     succession: Succession,
+    /// Whether what comes next is expected to be none of the programs.
+    awaits_unknown: bool,
     clock: u64,
     calm: u32,
     makespan_ns: u64,
@@ -174,6 +176,7 @@ impl Library {
             recorded: VecDeque::new(),
             predecessor_recorded: false,
             succession: Succession::default(),
+            awaits_unknown: false,
             clock: 0,
             calm: 0,
             makespan_ns: 0,
@@ -192,23 +195,24 @@ impl Library {
         self.least_feasible_bytes
     }
 
-    /// The program that the next iteration is expected to be: what followed such as came last, else the latest.
-    pub(super) fn expected(&self, programs: &[Program]) -> Option<usize> {
+    /// The program that the next iteration is expected to be, and what is recorded of it: what followed such as came last, else
+    /// the latest. Where something unknown is expected, that is recorded.
+    pub(super) fn next(&mut self, programs: &[Program]) -> (Option<usize>, Record) {
         let next = self.succession.next();
-        let known = next.and_then(|serial| programs.iter().position(|program| program.serial == serial));
-        known.or_else(|| (0..programs.len()).max_by_key(|&index| programs[index].last_seen))
-    }
-
-    /// What is recorded of the next iteration.
-    pub(super) fn records(&self, leader: Option<usize>) -> Record {
+        let place = |serial: u64| programs.iter().position(|program| program.serial == serial);
+        let known = next.flatten().and_then(place);
+        self.awaits_unknown = next.is_some() && known.is_none();
+        let leader = known.or_else(|| (0..programs.len()).max_by_key(|&index| programs[index].last_seen));
         let shelf = leader.map(|leader| &self.shelves[leader]);
-        match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
+        let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
+            _ if self.awaits_unknown => Record::Whole,
             Some((Times::Marked(..), _)) => Record::Makespan,
             // The first planned one makes room on the host for what it copies.
             Some((Times::Wanted(_), 1..)) => Record::Whole,
             _ if self.calm < CALM => Record::Whole,
             _ => Record::Nothing,
-        }
+        };
+        (leader, record)
     }
 
     /// Learns from an iteration.
@@ -232,7 +236,9 @@ impl Library {
                 Some(driver.programs[index].serial)
             }
             None => {
-                self.calm = 0;
+                if !self.awaits_unknown {
+                    self.calm = 0;
+                }
                 report.plan_cache_misses += 1;
                 let recorded = recorded.filter(|recorded| !recorded.is_empty());
                 recorded.and_then(|recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report))

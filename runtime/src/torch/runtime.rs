@@ -231,8 +231,8 @@ impl Keeper {
             self.report.least_feasible_budget_bytes = self.report.least_feasible_budget_bytes.max(resident_bytes);
         }
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
-        let leader = self.library.expected(&driver.programs);
-        let wanted = Wanted { act: true, bound_only: false, record: self.library.records(leader) };
+        let (leader, record) = self.library.next(&driver.programs);
+        let wanted = Wanted { act: true, bound_only: false, record };
         // Where every operator is refused, nothing is to be evicted.
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes } }
     }

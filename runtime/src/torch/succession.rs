@@ -26,9 +26,9 @@ impl Succession {
         self.past.push(program);
     }
 
-    /// The program that comes next: what came oftenest, and of that the latest, when so many iterations before were what the
+    /// The program that comes next, or that it is none that is known: what came oftenest, and of that the latest, when so many iterations before were what the
     /// last ones are, in the same order, as there ever were.
-    pub(super) fn next(&self) -> Option<u64> {
+    pub(super) fn next(&self) -> Option<Option<u64>> {
         let past = &self.past[self.past.len().saturating_sub(PAST)..];
         let (mut came, mut most) = (Vec::new(), 1);
         for place in (0..past.len()).rev() {
@@ -46,7 +46,7 @@ impl Succession {
             }
         }
         let times = |program: &&Option<u64>| came.iter().filter(|other| other == program).count();
-        came.iter().rev().max_by_key(times).copied().flatten()
+        came.iter().rev().max_by_key(times).copied()
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
         let mut wrong = Vec::new();
         for at in 0..1000 {
             let program = if at % 100 == 99 { 9 } else { round[at % 100 % round.len()] };
-            if succession.next() != Some(program) {
+            if succession.next() != Some(Some(program)) {
                 wrong.push(at);
             }
             succession.push(Some(program));
@@ -129,11 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn after_what_is_not_known_nothing_is_expected_but_what_followed_it() {
+    fn what_is_not_known_is_expected_like_what_is() {
         let mut succession = Succession::default();
         assert_eq!(succession.next(), None);
-        [Some(1), None, Some(2), Some(1), None].into_iter().for_each(|program| succession.push(program));
-        assert_eq!(succession.next(), Some(2));
+        [Some(1), None, Some(2), Some(1)].into_iter().for_each(|program| succession.push(program));
+        assert_eq!(succession.next(), Some(None));
+        succession.push(None);
+        assert_eq!(succession.next(), Some(Some(2)));
         succession.push(Some(7));
         assert_eq!(succession.next(), None);
     }
