@@ -159,7 +159,7 @@ class Count(TorchDispatchMode):
 
 
 class Model(nn.Module):
-    """Convolutions and batch-norm before a transformer with dropout."""
+    """Convolutions and batch-norm before a transformer with dropout and noise."""
 
     def __init__(self, in_python, between):
         super().__init__()
@@ -174,6 +174,7 @@ class Model(nn.Module):
         hidden = self.tokens(symbols)
         hidden = hidden + self.smooth(hidden.transpose(1, 2)).transpose(1, 2)
         for layer in self.layers.layers:
+            hidden = hidden * (1 + 0.1 * torch.randn_like(hidden))
             hidden = hidden + Clamp.apply(self.run_in_python(layer, hidden) if self.in_python else layer(hidden))
             if self.between:
                 hidden = self.between.apply(hidden)

@@ -392,10 +392,13 @@ void Recipe::add_values(const c10::IValue* arguments, bool has_numbers) {
   }
   if (!has_generator_) return;
   int index = facts_->generator_argument;
-  // What makes random numbers from nothing says on which device.
+  // What makes random numbers from nothing says on which device, or takes that of the tensor whose shape it reads.
   c10::Device device = access_count_ ? access_begin()->device() : c10::Device(c10::kCPU);
-  for (size_t argument = 0; !access_count_ && argument < facts_->arguments.size(); ++argument)
-    if (arguments[argument].isDevice()) device = arguments[argument].toDevice();
+  for (size_t argument = 0; !access_count_ && argument < facts_->arguments.size(); ++argument) {
+    const c10::IValue& given = arguments[argument];
+    if (given.isDevice()) device = given.toDevice();
+    if (facts_->arguments[argument].kind == Argument::Tensor && given.isTensor()) device = given.toTensor().device();
+  }
   has_generator_ = !device.is_meta();  // there, nothing has a value
   if (!has_generator_) return;
   at::Generator generator = index >= 0 && arguments[index].isGenerator() ? arguments[index].toGenerator()
