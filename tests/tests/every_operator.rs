@@ -311,6 +311,21 @@ fn sparse_embedding_gradients() {
 }
 
 #[test]
+fn products_with_sparse_matrices() {
+    of("sparse matrices", |at| {
+        let (first, second) = (linear(at, "first", 64, 64), linear(at, "second", 64, 64));
+        let links = Tensor::eye(32, ON_CPU) + Tensor::eye(32, ON_CPU).roll([3], [0]) * 0.5;
+        let (by_places, by_rows) = (links.to_sparse_sparse_dim(2), links.to_sparse_csr(None));
+        Box::new(move || {
+            // What is inside of it is used by itself, too, and is idle then.
+            let scale = by_places.f_values()?.f_mean(Kind::Float)?.f_add(&by_rows.f_values()?.f_mean(Kind::Float)?)?;
+            let hidden = by_places.f_mm(&first.forward(&noise(&[32, 64])?).f_tanh()?)?.f_tanh()?;
+            mean_square(&by_rows.f_mm(&second.forward(&hidden).f_tanh()?)?.f_mul(&scale)?)
+        })
+    });
+}
+
+#[test]
 fn pooling_with_indices() {
     of("pooling", |at| {
         let convolution = nn::conv2d(at / "c", 3, 8, 3, nn::ConvConfig { padding: 1, ..Default::default() });

@@ -93,6 +93,8 @@ void Call::find_accesses() {
     bool plain = has_plain_storage(tensor);
     if (!plain) {
       not_replayable_ = "an input has no plain storage";
+      uint32_t mode = argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ;
+      for (auto* part : sparse_storages(tensor)) access(part, mode, "a part of a sparse tensor");
       if (!tensor->has_storage()) return;
     }
     if (facts_.reads_shape_only) return;

@@ -5,6 +5,8 @@
 #include "unboxed.h"
 
 #include <ATen/ATen.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/max_pool1d_native.h>
 #include <c10/core/GradMode.h>
@@ -156,6 +158,24 @@ TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::nat
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("max_pool1d", &max_pool1d); }
 
 }  // namespace
+
+c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor) {
+  c10::SmallVector<c10::StorageImpl*, 3> storages;
+  auto add = [&](const at::Tensor& part) {
+    if (part.defined() && part.has_storage()) storages.push_back(part.storage().unsafeGetStorageImpl());
+  };
+  if (tensor->key_set().has(c10::DispatchKey::Sparse)) {
+    auto* sparse = static_cast<at::SparseTensorImpl*>(tensor);
+    add(sparse->indices());
+    add(sparse->values());
+  } else if (tensor->key_set().has(c10::DispatchKey::SparseCsr)) {
+    auto* sparse = static_cast<at::SparseCsrTensorImpl*>(tensor);
+    add(sparse->compressed_indices());
+    add(sparse->plain_indices());
+    add(sparse->values());
+  }
+  return storages;
+}
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle) { return facts_table.of(handle); }
 

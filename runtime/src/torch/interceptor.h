@@ -20,13 +20,16 @@ inline bool is_taken_over(c10::DispatchKeySet keys) { return keys.has(c10::Dispa
 // Runs an operator whose arguments are on a stack, and tells Rust.
 void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// Whether a tensor is an ordinary strided view of one storage.
+// Whether a tensor is an ordinary strided view of one storage. It may be read conjugated, or negated: its keys say so.
 inline bool has_plain_storage(const c10::TensorImpl* tensor) {
-  constexpr c10::DispatchKeySet odd({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor,
-                                     c10::DispatchKey::Python, c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor,
-                                     c10::DispatchKey::Functionalize, c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr});
+  constexpr c10::DispatchKeySet odd({c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python, c10::DispatchKey::Quantized,
+                                     c10::DispatchKey::NestedTensor, c10::DispatchKey::Functionalize, c10::DispatchKey::Sparse,
+                                     c10::DispatchKey::SparseCsr});
   return !tensor->key_set().has_any(odd) && tensor->unsafe_storage();
 }
+
+// The storages that a sparse tensor consists of; none of any other.
+c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor);
 
 // What there is to know about a registered operator, for good.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);

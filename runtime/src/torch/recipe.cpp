@@ -461,6 +461,7 @@ bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10
     if (tensor == c10::UndefinedTensorImpl::singleton() || tensor->is_meta()) return;
     if (!has_plain_storage(tensor)) {
       plain = false;
+      for (auto* part : sparse_storages(tensor)) add(part);
       return;
     }
     add(tensor->unsafe_storage().unsafeGetStorageImpl());
