@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import ctypes
+import functools
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -206,6 +208,24 @@ def share_work(model, how):
     return torch.distributed.fsdp.fully_shard(model, mesh=mesh) if how == "sharded" else model
 
 
+class Hooked:
+    """Updates each parameter as soon as its gradient is there, and lets go of that."""
+
+    def __init__(self, parameters):
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(functools.partial(self.update, torch.optim.AdamW([parameter], lr=1e-3)))
+
+    @staticmethod
+    def update(of_one, parameter):
+        of_one.step()
+        of_one.zero_grad()
+
+    def step(self):
+        pass
+
+    zero_grad = step
+
+
 def train_step(model, optimizer, device, before_backward):
     symbols = torch.randint(SYMBOLS, (BATCH, SEQUENCE + 1)).to(device)
     optimizer.zero_grad()
@@ -244,6 +264,14 @@ def fork(runtime, device):
     sys.exit()
 
 
+def save(model, optimizer):
+    """What a checkpoint holds, and a list of all parameters."""
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    numbers = [parameter.tolist() for parameter in model.parameters()]
+    return hashlib.sha256(file.getvalue() + repr(numbers).encode()).hexdigest()
+
+
 class Beside(threading.Thread):
     """Another thread, and how many turns it has while iterations end. It has one only where others let go by themselves."""
 
@@ -275,6 +303,8 @@ def main():
     parser.add_argument("--detect", action="store_true")
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--forks", action="store_true")
+    parser.add_argument("--hooked", action="store_true")
+    parser.add_argument("--saves", action="store_true")
     parser.add_argument("--in-python", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--past-dispatcher", choices=["graphs", "addresses"])
@@ -296,9 +326,11 @@ def main():
         model.layers.layers = nn.ModuleList(torch.compile(layer, dynamic=True) for layer in model.layers.layers)
     if asked.shared:
         model = share_work(model, asked.shared)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = Hooked(model.parameters()) if asked.hooked else torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     before_backward = (lambda: fork(runtime, asked.device)) if asked.forks else lambda: None
+    if asked.saves:
+        before_backward = lambda: losses.append(save(model, optimizer))
     beside = None
     if asked.beside:
         beside = Beside()

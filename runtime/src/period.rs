@@ -29,7 +29,8 @@ pub struct Step {
     pub in_backward: bool,
     /// Whether autograd records it, or what came since the last operator, for a backward pass to come.
     pub recorded: bool,
-    /// Whether it writes, with gradient recording off, what had been made before the last backward pass began.
+    /// Whether it writes, with gradient recording off, what had been made before the last backward pass began; in a backward
+    /// pass, what the forward pass before it has read and not made.
     pub updates: bool,
 }
 

@@ -160,9 +160,13 @@ fn a_job_on_a_cuda_device_does_too() {
 fn iterations_of_a_job_are_found() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let report = ground.report_within_budget(device, "--iterations 16", "--detect");
-        let planned = report["latest"].as_array().unwrap().iter().filter(|iteration| iteration["course"] == "planned");
-        assert!(planned.count() > 6, "{device}: hardly any was planned: {report}");
+        // Parameters are updated after the backward pass, and within.
+        for flags in ["--iterations 16", "--iterations 16 --hooked"] {
+            let report = ground.report_within_budget(device, flags, "--detect");
+            let planned =
+                report["latest"].as_array().unwrap().iter().filter(|iteration| iteration["course"] == "planned");
+            assert!(planned.count() > 6, "{flags} on {device}: hardly any was planned: {report}");
+        }
     }
 }
 
@@ -201,6 +205,17 @@ fn what_goes_past_the_dispatcher_keeps_every_bit() {
         }
     }
     assert_planned(&ground.report_within_budget("cpu", "--past-dispatcher addresses", ""));
+}
+
+#[test]
+fn what_a_job_saves_within_an_iteration_is_what_it_has_learned() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        for more in ["", "--detect"] {
+            let report = ground.report_within_budget(device, "--iterations 4 --saves", more);
+            assert!(report["reactive_evictions"].as_u64() > Some(0), "{device}: nothing was away: {report}");
+        }
+    }
 }
 
 #[test]

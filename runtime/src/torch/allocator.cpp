@@ -122,16 +122,17 @@ void free_absent(void* owner) { report_free(static_cast<uint32_t>(reinterpret_ca
 
 // Address space without memory behind it, so that a read past the dispatcher faults instead of lying. It is a file of no
 // bytes, for its name: a debugger, a core dump and /proc/self/maps say what the address that faulted stands for. Null,
-// where address space is rationed, faults as well.
-void* nowhere() {
-  static void* region = [] {
+// where address space is rationed, faults as well. Every entry has a page of its own: programs tell storages apart by addresses.
+void* nowhere(uint32_t entry) {
+  constexpr size_t kPage = 4096, kPlaces = size_t{1} << 36, kReach = size_t{1} << 36;
+  static char* region = [] {
     int file = memfd_create("plimsoll: evicted tensor, read it through an operator", MFD_CLOEXEC);
     int kind = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-    void* reserved = mmap(nullptr, size_t{1} << 36, PROT_NONE, kind | MAP_NORESERVE, file, 0);
+    void* reserved = mmap(nullptr, kPlaces + kReach, PROT_NONE, kind | MAP_NORESERVE, file, 0);
     if (file >= 0) close(file);
-    return reserved == MAP_FAILED ? nullptr : reserved;
+    return reserved == MAP_FAILED ? nullptr : static_cast<char*>(reserved);
   }();
-  return region;
+  return region ? region + entry * kPage % kPlaces : nullptr;
 }
 
 }  // namespace
@@ -168,7 +169,7 @@ uint32_t owner_of(const at::DataPtr& bytes) {
 }
 
 at::DataPtr absent_bytes(c10::Device device, uint32_t entry) {
-  return {nowhere(), reinterpret_cast<void*>(static_cast<uintptr_t>(entry)), &free_absent, device};
+  return {nowhere(entry), reinterpret_cast<void*>(static_cast<uintptr_t>(entry)), &free_absent, device};
 }
 
 uint64_t live_bytes() { return live.load(std::memory_order_relaxed); }

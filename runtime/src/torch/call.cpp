@@ -109,8 +109,8 @@ void Call::find_accesses() {
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef())
         if (element.isTensor()) one(element.unsafeToTensorImpl(), argument);
-    } else if (value.isStorage() && argument.is_written) {
-      access(value.toStorage().unsafeGetStorageImpl(), PLIMSOLL_WRITE, facts_.locks);
+    } else if (value.isStorage() && (argument.is_written || facts_.reads_storage)) {
+      access(value.toStorage().unsafeGetStorageImpl(), argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ, facts_.locks);
     }
   }
   if (!facts_.writes) return;

@@ -6,7 +6,7 @@ use super::driver::Shared;
 use super::program::put;
 use super::runtime::{Keeper, Next, lock};
 use super::session::{Observer, SessionError, Wish, operator_name};
-use super::shim::{self, RawAccess, RawOperator};
+use super::shim::{self, Entry, RawOperator};
 use crate::period::{PeriodDetector, Step};
 use crate::trace::Phase;
 
@@ -28,6 +28,8 @@ struct Stream {
     recorded: u64,
     /// By entry: how many backward passes had begun when its storage was made. Zero for what was there before.
     made_in: Vec<u32>,
+    /// … and when a forward pass read it last.
+    read_in: Vec<u32>,
 }
 
 impl Stream {
@@ -39,10 +41,24 @@ impl Stream {
         let recorded = !in_backward
             && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded
             && !(self.period.is_updated() && operator_name(operator.name) == CAST);
-        let made_in = |access: &RawAccess| self.made_in.get(access.entry.index()).copied().unwrap_or_default();
-        let is_older = |access: &RawAccess| made_in(access) < self.period.backward_passes();
-        let updates =
-            phase == Phase::Update && operator.accesses().iter().any(|access| access.is_written() && is_older(access));
+        let passes = self.period.backward_passes();
+        let in_table = |table: &[u32], entry: Entry| table.get(entry.index()).copied().unwrap_or_default();
+        let made_in = |entry| in_table(&self.made_in, entry);
+        let mut written = operator.accesses().iter().filter(|access| access.is_written()).map(|access| access.entry);
+        let updates = match phase {
+            Phase::Forward => false,
+            Phase::Update => written.any(|entry| made_in(entry) < passes),
+            // Parameters may be updated as soon as their gradients are there. Gradients, which others are added to, are not what
+            // the forward pass before read, and what that has made is none of the loop's.
+            Phase::Backward => {
+                written.any(|entry| made_in(entry) + 1 < passes && in_table(&self.read_in, entry) + 1 == passes)
+            }
+        };
+        if phase == Phase::Forward {
+            for access in operator.accesses() {
+                put(&mut self.read_in, access.entry.index(), passes);
+            }
+        }
         Step { name: operator.name, in_backward, recorded, updates }
     }
 

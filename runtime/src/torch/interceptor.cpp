@@ -136,8 +136,10 @@ at::Tensor max_pool1d(const at::Tensor& input, at::IntArrayRef size, at::IntArra
   return as_one.call(input, size, stride, padding, dilation, ceil_mode);
 }
 
-// Announce that the bytes of a storage are about to be replaced, and that it has got others, where no operator does that.
-void replaces(const at::Storage&) {}
+// What no operator does is announced: the bytes of a storage are about to be replaced; they are about to be read by their
+// address; or whenever somebody likes, who shares them from then on.
+void announce(const at::Storage&) {}
+// It has got others.
 at::Storage replaced(const at::Storage& storage) { return storage; }
 
 // Announces that tensors are about to be used by their addresses.
@@ -147,11 +149,15 @@ TORCH_LIBRARY(plimsoll, library) {
   library.def("max_pool1d(Tensor input, int[] size, int[] stride, int[] padding, int[] dilation, bool ceil_mode) -> Tensor");
   library.def("replaces(Storage(a!) storage) -> ()");
   library.def("replaced(Storage storage) -> Storage");
+  library.def("read(Storage storage) -> ()");
+  library.def("lend(Storage storage) -> ()");
   library.def("touch(Tensor[] read, Tensor[] written) -> ()");
 }
 TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
-  library.impl("replaces", &replaces);
+  library.impl("replaces", &announce);
   library.impl("replaced", &replaced);
+  library.impl("read", &announce);
+  library.impl("lend", &announce);
   library.impl("touch", &touch);
 }
 TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }

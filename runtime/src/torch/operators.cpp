@@ -78,6 +78,9 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   // It goes on when the operator has returned.
   if (communicates) locks = "may be on its way to other processes, or from them";
   if (bare == "replaced") locks = "changes its size";
+  bool lends = space == "plimsoll" && bare == "lend";
+  if (lends) locks = "shared with others, by its address";
+  reads_storage = lends || (space == "plimsoll" && bare == "read");
   auto hidden_write = kUndeclaredWrites.find(bare);
   bool opaque = false, takes_storage = false;
   for (size_t index = 0; index < schema.arguments().size(); ++index) {

@@ -36,6 +36,7 @@ struct OperatorFacts {
   bool is_transparent = false;   // a view or a composite: nothing to intercept
   bool is_random = false;
   bool reads_shape_only = false;
+  bool reads_storage = false;    // a storage among its arguments is read
   bool is_factory = false;       // makes its result from nothing but numbers: a program may fill it in past the dispatcher
   bool writes = false;           // any argument is written, statistics aside
   const char* not_replayable = nullptr;
