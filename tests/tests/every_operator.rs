@@ -570,6 +570,28 @@ fn random_operators() {
 }
 
 #[test]
+fn weights_divided_by_their_norm() {
+    of("spectral norm", |at| {
+        let weights = at.var("w", &[64, 64], nn::Init::Randn { mean: 0.0, stdev: 0.1 });
+        let vectors = ["u", "v"].map(|name| at.ones_no_train(name, &[64]));
+        // The vectors of one pass are written over in the next, while what was made with them is away.
+        let pass = move |hidden: Tensor| -> Result<Tensor, TchError> {
+            let [mut u, mut v] = [&vectors[0], &vectors[1]].map(Tensor::shallow_clone);
+            tch::no_grad(|| {
+                let turned = weights.f_tr()?.f_mv(&u)?;
+                v.f_copy_(&turned.f_div(&turned.f_norm()?)?)?;
+                let turned = weights.f_mv(&v)?;
+                u.f_copy_(&turned.f_div(&turned.f_norm()?)?)
+            })?;
+            let [u, v] = [u.copy(), v.copy()];
+            let normal = weights.f_div(&u.f_dot(&weights.f_mv(&v)?)?)?;
+            hidden.f_linear(&normal, NONE)?.f_tanh()?.f_sin()
+        };
+        Box::new(move || mean_square(&pass(pass(pass(noise(&[32, 64])?)?)?)?))
+    });
+}
+
+#[test]
 fn views_written_in_place() {
     of("views in place", |at| {
         let layer = linear(at, "layer", 64, 64);

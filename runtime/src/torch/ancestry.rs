@@ -374,29 +374,37 @@ impl<R> Ancestry<R> {
         }
     }
 
-    /// The program has let go of a root that is held. Where all that was made from it for dropped storages stands in its own
-    /// storage, that is held in its stead, as a lineage has it: a version that cannot be rebuilt any more serves for as long
-    /// as its storage holds it. Whether the root was let go of.
+    /// A root that is held is about to go. Where all that was made from it for dropped storages stands in storages of its own, at
+    /// one remove or more, that is held in its stead, as a lineage has it: a version that cannot be rebuilt any more serves for
+    /// as long as its storage holds it. Whether the root was let go of.
     pub(crate) fn relinquish(&mut self, root: VersionId) -> bool {
         if !self.is_held(root) || self.version(root).wanted > 0 {
             return false;
         }
-        let mut heirs = Vec::new();
-        for index in 0..self.makers.len() as u32 {
-            let id = MakerId(index);
-            let Some(maker) = &self.makers[index as usize] else { continue };
-            if maker.anchors == 0 || !self.inputs(id).contains(&Some(root)) {
-                continue;
-            }
-            for &output in self.outputs(id) {
-                let made = self.version(output);
-                if made.anchors == 0 || made.is_held {
+        let (mut heirs, mut gone) = (Vec::new(), vec![root]);
+        let mut seen = 0;
+        while let Some(&before) = gone.get(seen) {
+            seen += 1;
+            for index in 0..self.makers.len() as u32 {
+                let id = MakerId(index);
+                let Some(maker) = &self.makers[index as usize] else { continue };
+                if maker.anchors == 0 || !self.inputs(id).contains(&Some(before)) {
                     continue;
                 }
-                if !made.is_current || made.is_dropped {
-                    return false;
+                for &output in self.outputs(id) {
+                    let made = self.version(output);
+                    if made.anchors == 0 || made.is_held {
+                        continue;
+                    }
+                    if made.is_dropped {
+                        return false;
+                    }
+                    if !made.is_current {
+                        gone.extend(Some(output).filter(|output| !gone.contains(output)));
+                    } else if !heirs.contains(&(id, output)) {
+                        heirs.push((id, output));
+                    }
                 }
-                heirs.push((id, output));
             }
         }
         for (maker, heir) in heirs {
@@ -551,6 +559,21 @@ mod tests {
         assert_eq!(ancestry.dependents(y, [z].into_iter()), [z]);
         ancestry.restored(z);
         assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(2))]);
+    }
+
+    #[test]
+    fn what_stands_at_some_remove_is_held_where_nothing_nearer_does() {
+        let (mut ancestry, [x, y, z]) = chain();
+        let w = ancestry.add_version(Entry::numbered(4), 8);
+        ancestry.add_maker((), &[Some(z)], &[w], 30);
+        ancestry.drop_bytes(w);
+        ancestry.lose(y);
+        ancestry.take_custody();
+        assert!(ancestry.relinquish(x));
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(3)), Custody::Unhold(Entry::numbered(1))]);
+        ancestry.lose(x);
+        assert!(ancestry.is_rebuildable(w));
+        assert_eq!(ancestry.dependents(z, [w].into_iter()), [w]);
     }
 
     #[test]

@@ -624,13 +624,13 @@ impl Shared {
             while let Some(version) = driver.residency.first_dropped(entries) {
                 driver = self.rebuild(driver, Rebuild::of(version))?;
             }
-            while let Some(version) = driver.residency.at_risk(operator.accesses()) {
+            while let Some(version) = driver.residency.at_risk(operator.accesses())? {
                 // What comes back now must not be dropped again before the write.
                 driver.residency.ending = Ending::Rebuilding;
                 driver = self.rebuild(driver, Rebuild::of(version))?;
             }
             driver.residency.fetch_together(entries)?;
-            if driver.residency.are_resident(entries) && driver.residency.at_risk(operator.accesses()).is_none() {
+            if driver.residency.are_resident(entries) && driver.residency.at_risk(operator.accesses())?.is_none() {
                 driver.look_for_filled(operator)?;
                 driver.residency.begin_use(entries)?;
                 driver.residency.free_copies(operator.accesses());

@@ -431,7 +431,7 @@ impl Residency {
                     && (live.locked.is_some() || !access.is_locked())
             })
         };
-        if !accesses.iter().all(is_ready) || self.at_risk(accesses).is_some() {
+        if !accesses.iter().all(is_ready) || self.written_root(accesses).is_some() {
             return false;
         }
         for access in accesses {
@@ -484,15 +484,26 @@ impl Residency {
         }
     }
 
-    /// A dropped storage that must be restored before `accesses` write what it is rebuilt from.
-    pub(crate) fn at_risk(&self, accesses: &[RawAccess]) -> Option<VersionId> {
+    /// A dropped storage that must be restored before `accesses` write what it is rebuilt from: where what was made from that
+    /// stands in storages of its own, those serve in its stead.
+    pub(crate) fn at_risk(&mut self, accesses: &[RawAccess]) -> Result<Option<VersionId>, Fault> {
+        while let Some(root) = self.written_root(accesses) {
+            if !self.ancestry.relinquish(root) {
+                return Ok(self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next());
+            }
+            self.take_custody()?;
+        }
+        Ok(None)
+    }
+
+    /// What `accesses` write over, and dropped storages are to be rebuilt from.
+    fn written_root(&self, accesses: &[RawAccess]) -> Option<VersionId> {
         if self.dropped.is_empty() {
             return None;
         }
         let written = accesses.iter().filter(|access| access.mode().writes());
         let mut versions = written.filter_map(|access| self.get(access.entry)?.version);
-        let root = versions.find(|&version| self.ancestry.is_held(version))?;
-        self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next()
+        versions.find(|&version| self.ancestry.is_held(version))
     }
 
     /// The operator is about to write: from now on nothing can be rebuilt from what its storages held. Says in `written`
