@@ -16,8 +16,9 @@ class Runtime:
                 train_step(model, batch)
         print(runtime)
 
-    Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), not by its address (`data_ptr`, `numpy`, a
-    kernel of Triton's), unless an operator has just made or used it, or `touch` has. Between iterations all may.
+    Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), by `torch.save`, `tolist`, `numpy` and DLPack,
+    not by its address (`data_ptr`, a kernel of Triton's), unless an operator has just made or used it, or `touch` has. What shares
+    its memory with NumPy or by DLPack stays. Between iterations all may be read.
 
     What `torch.compile` makes of a function is one operator: what it reads is there while it runs, and nothing within is evicted.
     Compile layers rather than the whole model. Leave CUDA graphs off, which go on with addresses that tensors have left; those of
@@ -78,8 +79,8 @@ class Guard:
     ) -> bool: ...
 
 def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None:
-    """Brings tensors back. Until the next operator they may be used by their addresses: by a kernel of Triton's, a library,
-    `numpy`. Those of `read` must not be written meanwhile, and may still be dropped and computed again later.
+    """Brings tensors back. Until the next operator they may be used by their addresses: by a kernel of Triton's, a library. Those
+    of `read` must not be written meanwhile, and may still be dropped and computed again later.
 
     Raises torch.OutOfMemoryError where they find no room.
     """
