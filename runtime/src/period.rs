@@ -2,15 +2,17 @@
 //!
 //! Training is iterative: the same operators come again and again (AppObMem, Li et al., ACM TACO 2022, observe it and
 //! build on it; the rule here is ours, for only the abstract was at hand). The stream is cut where autograd records the first
-//! operator after an update: what a loop does before that, such as to print its loss, to let go of its gradients or to prepare
-//! a batch, belongs to the iteration that ends, and what it has let go of is not alive where the next one begins. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
+//! operator after an update: what a loop does before that, such as to print its loss, to evaluate its model, to let go of its
+//! gradients or to prepare a batch, belongs to the iteration that ends, and what it has let go of is not alive where the next
+//! one begins. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
 //! is found as by the prefix function of Knuth, Morris and Pratt, and begins where least would be allocated if everything
 //! were resident. What repeats inside an iteration, a layer say, is never mistaken for one, for no update lies in between.
 //! A stream without updates has no iterations, and says so by finding none.
 //!
 //! Gradient recording is off in other places, too: in a function with a backward pass of its own, in a checkpointed
 //! layer, in what measures a model, or clips gradients. So an update is only what comes after a backward pass and writes
-//! what was there before that.
+//! what was there before that; or what a backward pass writes of what the forward pass before it has read, where a loop
+//! updates each parameter as soon as its gradient is there.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
