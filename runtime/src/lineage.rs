@@ -421,8 +421,7 @@ fn settle_horizons(versions: &mut [Version], replay_inputs: &Lists<VersionId>) {
 /// Demand of each operator, bytes at each operator and start of each operator, with nothing evicted.
 fn keep_all_profile(trace: &Trace) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
     let bytes_of = |storage: &StorageId| trace.storages[storage.index()].bytes;
-    let initial: u64 = trace.storages[..trace.initial_storages as usize].iter().map(|storage| storage.bytes).sum();
-    let (mut resident, mut now) = (trace.unseen_bytes + initial, 0);
+    let (mut resident, mut now) = (trace.start_bytes(), 0);
     let (mut demand, mut bytes, mut start) = (Vec::new(), Vec::new(), Vec::new());
     for operator in &trace.operators {
         let created: u64 = operator.creates.iter().map(bytes_of).sum();

@@ -267,9 +267,7 @@ impl<'a> Planning<'a> {
         if budget_bytes == problem.budget_bytes {
             return planned;
         }
-        let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
-        let prediction = timeline.predict(&planned.plan, problem.budget_bytes);
-        Planned { prediction, ..planned }
+        Planned { prediction: self.predict(&planned.plan), ..planned }
     }
 
     fn offer(&mut self, by: &'static str, planned: Planned) {
@@ -283,9 +281,13 @@ impl<'a> Planning<'a> {
 
     /// Offers a plan that there was before.
     fn offer_again(&mut self, plan: &Plan) {
-        let Problem { trace, lineage, tiers, budget_bytes, .. } = self.problem;
-        let prediction = Timeline::new(trace, lineage, tiers).predict(plan, budget_bytes);
+        let prediction = self.predict(plan);
         self.offer(BEFORE, Planned { plan: plan.clone(), prediction, decisions: 0, decide_ns: 0 });
+    }
+
+    fn predict(&self, plan: &Plan) -> Prediction {
+        let Problem { trace, lineage, tiers, budget_bytes, .. } = self.problem;
+        Timeline::new(trace, lineage, tiers).predict(plan, budget_bytes)
     }
 
     fn ask(&mut self, name: &'static str) {

@@ -23,8 +23,7 @@ pub fn peak_without_dead_tails_bytes(trace: &Trace) -> u64 {
     for (index, until) in used_until.into_iter().enumerate().filter(|&(index, _)| dies[index]) {
         freed_bytes[until] += bytes_of(StorageId(index as u32));
     }
-    let initial = (0..trace.initial_storages).map(|index| bytes_of(StorageId(index)));
-    let mut resident_bytes = trace.unseen_bytes + initial.sum::<u64>() - freed_bytes[0];
+    let mut resident_bytes = trace.start_bytes() - freed_bytes[0];
     let mut peak_bytes = resident_bytes;
     for (operator, freed_bytes) in trace.operators.iter().zip(&freed_bytes[1..]) {
         resident_bytes += operator.creates.iter().map(|&storage| bytes_of(storage)).sum::<u64>();

@@ -129,8 +129,7 @@ impl Perceptron {
             -100,
             0.0,
         )?;
-        let accumulates = matches!(course, Course::Accumulate(_) | Course::Apply(_));
-        if !accumulates {
+        if !matches!(course, Course::Accumulate(_) | Course::Apply(_)) {
             self.optimizer.zero_grad();
         }
         loss.f_backward()?;

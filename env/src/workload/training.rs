@@ -121,8 +121,8 @@ impl Workload for Loop {
         let passes = self.manner.passes.get();
         let losses = (0..passes).map(|_| self.pass(1.0 / f64::from(passes))).collect::<Result<Vec<_>, _>>()?;
         self.training.optimizer.step()?;
-        let losses = losses.iter().map(|loss| loss.f_double_value(&[])).collect::<Result<Vec<_>, _>>()?;
-        Ok(losses.iter().sum::<f64>() / f64::from(passes))
+        let sum = losses.iter().map(|loss| loss.f_double_value(&[])).sum::<Result<f64, _>>()?;
+        Ok(sum / f64::from(passes))
     }
 
     fn variables(&self) -> Vec<(String, Tensor)> {

@@ -131,12 +131,11 @@ pub(super) fn evict_alike(problem: &Problem<'_>, alike: &Alike) -> (Plan, u64) {
 /// A group by stretches of layers, each in every pass.
 fn stretches(group: &Group) -> impl Iterator<Item = Vec<WindowId>> {
     let stretch = |which: usize| {
-        let of_pass = move |windows: &'_ Vec<WindowId>| {
+        let of_passes = group.iter().filter_map(|windows| {
             let length = windows.len().div_ceil(STRETCHES).max(1);
-            let first = (which * length).min(windows.len());
-            windows[first..windows.len().min(first + length)].to_vec()
-        };
-        group.iter().flat_map(of_pass).collect::<Vec<_>>()
+            windows.chunks(length).nth(which)
+        });
+        of_passes.flatten().copied().collect::<Vec<_>>()
     };
     (0..STRETCHES).map(stretch).filter(|windows| !windows.is_empty())
 }

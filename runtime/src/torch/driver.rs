@@ -461,13 +461,12 @@ impl Driver {
             recording.pressed();
         }
         let on_device = match self.record {
-            Record::Nothing => None,
-            // What could not be timed is no recording.
-            _ => shim::take_device_times(recorded.as_ref().map_or(0, Recording::operators)).unwrap_or_else(|_| {
-                recorded = None;
-                None
-            }),
+            Record::Nothing => Ok(None),
+            _ => shim::take_device_times(recorded.as_ref().map_or(0, Recording::operators)),
         };
+        // What could not be timed is no recording.
+        let recorded = recorded.filter(|_| on_device.is_ok());
+        let on_device = on_device.ok().flatten();
         let on_device_ns = on_device.as_ref().map(|on_device| on_device.makespan_ns);
         let recorded = recorded.map(|recording| recording.end(left, peak_bytes, on_device));
         self.leader = None;

@@ -252,7 +252,7 @@ impl Recording {
 
     /// How many operators have run.
     pub(crate) fn operators(&self) -> usize {
-        self.now.steps.len()
+        self.now.operators()
     }
 }
 

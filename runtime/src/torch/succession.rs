@@ -81,11 +81,10 @@ impl Legacies {
     pub(super) fn learn(&mut self, heir: u64, found: &[(StorageId, Entry)]) {
         let Some(left) = self.left.as_ref().filter(|_| !found.is_empty()) else { return };
         let Some(names) = self.names.entry((left.by, heir)).or_insert(Some(Vec::new())) else { return };
-        let called = (0..).map(StorageId).zip(&left.entries);
-        let called: HashMap<Entry, StorageId> =
-            called.filter_map(|(storage, entry)| Some(((*entry)?, storage))).collect();
+        let called: HashMap<Entry, StorageId> = found.iter().map(|&(to, entry)| (entry, to)).collect();
         names.retain(|(_, to)| found.iter().all(|(storage, _)| storage != to));
-        names.extend(found.iter().filter_map(|(to, entry)| Some((*called.get(entry)?, *to))));
+        let left = (0..).map(StorageId).zip(&left.entries);
+        names.extend(left.filter_map(|(from, entry)| Some((from, *called.get(entry.as_ref()?)?))));
     }
 
     /// What the heir was told is not so.
