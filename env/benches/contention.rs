@@ -32,10 +32,10 @@ fn main() {
         [("product", &|| drop(rows.mm(&columns))), ("sum of 16 MiB", &|| drop(&many + &many))];
     for (name, kernel) in kernels {
         for bytes in COPY_BYTES {
-            for copied_by in [CopiedBy::Threads, CopiedBy::Caller] {
+            for copied_by in [CopiedBy::Threads, CopiedBy::LargeByThreads, CopiedBy::Caller] {
                 let Costs { kernel_ns, copy_ns: [quartile, median, upper] } = measure(kernel, bytes, copied_by);
                 println!(
-                    "{name:<14} of {kernel_ns:9.0} ns: {:>5} KiB copied by {:<8} take {median:8.0} ns of it [{quartile:.0}, {upper:.0}], {:.3} per byte",
+                    "{name:<14} of {kernel_ns:9.0} ns: {:>5} KiB copied by {:<14} take {median:8.0} ns of it [{quartile:.0}, {upper:.0}], {:.3} per byte",
                     bytes >> 10,
                     format!("{copied_by:?}"),
                     median / bytes as f64

@@ -4,7 +4,8 @@ use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_tests::budget::{Boxed, Untouched, assert_held, run_under, runtime};
-use plimsoll_tests::{Awkward, Stage, build, fast_link, one_at_a_time, shipped_workload};
+use plimsoll_tests::{Awkward, Stage, build, fast_link, one_at_a_time, session, shipped_workload};
+use tch::{Device, Kind, Tensor};
 
 const ITERATIONS: usize = 8;
 
@@ -86,6 +87,43 @@ fn whoever_decides_when_bytes_run_out() {
             }
         }
     }
+}
+
+/// An operator that writes over what it reads leaves nothing for others to read: whatever else read that has to be made again
+/// first, as the program did. In another order every step would be made anew for each of the next one's inputs.
+#[test]
+fn what_was_made_in_place_is_made_again_once() {
+    const STEPS: i64 = 16;
+    const SIDE: i64 = 128;
+    let _running = one_at_a_time();
+    let resident = session().live_bytes();
+    let random = || Tensor::rand([SIDE, SIDE], (Kind::Float, Device::Cpu));
+    let (start, turn) = (random(), random());
+    let chain = || {
+        let mut state = start.copy();
+        for _ in 0..STEPS {
+            let turned = state.mm(&turn);
+            let _ = state.subtract_(&(turned * 0.01));
+        }
+        let kept = &state + 1.0;
+        drop(state);
+        let crowd = Tensor::zeros([3, SIDE, SIDE], (Kind::Float, Device::Cpu));
+        drop(crowd);
+        f64::try_from(kept.sum(Kind::Float)).unwrap()
+    };
+    let untouched = chain();
+    // What one step has at once, and no more.
+    let budget_bytes = resident + (2 + 3) * (4 * SIDE * SIDE) as u64 + 256;
+    let builder = Runtime::builder().budget(Budget::bytes(budget_bytes)).baseline("dtr");
+    let mut runtime = builder.actions(ActionSet { swap: false, recompute: true }).build().unwrap();
+    let sum = {
+        let _iteration = runtime.iteration();
+        chain()
+    };
+    assert_eq!(sum.to_bits(), untouched.to_bits());
+    let report = &runtime.report().latest[0];
+    assert!(report.peak_bytes <= budget_bytes && report.reactive_evictions > 0, "{report:?}");
+    assert_eq!(report.reruns, 2 + 3 * STEPS as u64, "one of every operator");
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(crate) struct Version {
     pub(crate) beside: Option<Entry>,
     /// Reruns under way that read it.
     pub(crate) wanted: u32,
+    /// Reruns to come that will read it.
+    pub(crate) expected: u32,
     /// Bytes and rebuild time of dropped storages that are made from it directly.
     pub(crate) dropped_children_bytes: u64,
     pub(crate) dropped_children_ns: u64,
@@ -44,6 +46,8 @@ pub(crate) struct Version {
     readers: u32,
     /// Whether it can be made again, as of an epoch.
     rebuildable: (u32, bool),
+    /// The last walk that came by.
+    visited: u32,
 }
 
 /// An operator that ran and can run again.
@@ -52,6 +56,8 @@ pub(crate) struct Maker<R> {
     pub(crate) recipe: R,
     /// Time that it took.
     pub(crate) cost_ns: u64,
+    /// How many ran before it.
+    order: u64,
     inputs: Span,
     outputs: Span,
     /// Outputs that are anchored through it.
@@ -98,6 +104,10 @@ pub(crate) struct Ancestry<R> {
     outputs: Vec<VersionId>,
     /// Raised whenever something can be made again no more.
     epoch: u32,
+    /// Makers so far, those that are forgotten included.
+    ran: u64,
+    /// Walks so far.
+    walks: u32,
     custody: Vec<Custody>,
 }
 
@@ -111,6 +121,8 @@ impl<R> Ancestry<R> {
             inputs: Vec::new(),
             outputs: Vec::new(),
             epoch: 1,
+            ran: 0,
+            walks: 0,
             custody: Vec::new(),
         }
     }
@@ -165,12 +177,14 @@ impl<R> Ancestry<R> {
             is_dropped: false,
             beside: None,
             wanted: 0,
+            expected: 0,
             dropped_children_bytes: 0,
             dropped_children_ns: 0,
             anchors: 0,
             is_held: false,
             readers: 0,
             rebuildable: (0, false),
+            visited: 0,
         };
         VersionId(add(&mut self.versions, &mut self.vacant_versions, version))
     }
@@ -187,12 +201,60 @@ impl<R> Ancestry<R> {
             self.version_mut(input).readers += 1;
         }
         let (read, made) = (Span::of(&mut self.inputs, inputs), Span::of(&mut self.outputs, outputs));
-        let maker = Maker { recipe, cost_ns, inputs: read, outputs: made, anchors: 0 };
+        let maker = Maker { recipe, cost_ns, order: self.ran, inputs: read, outputs: made, anchors: 0 };
+        self.ran += 1;
         let id = MakerId(add(&mut self.makers, &mut self.vacant_makers, maker));
         for &output in outputs {
             self.version_mut(output).maker = Some(id);
         }
         id
+    }
+
+    /// Whether the version must be made again before something can read it.
+    pub(crate) fn is_missing(&self, version: VersionId) -> bool {
+        let seen = self.version(version);
+        seen.beside.is_none() && (!seen.is_current || seen.is_dropped)
+    }
+
+    /// Whether nothing that a maker reads is missing.
+    pub(crate) fn is_ready(&self, maker: MakerId) -> bool {
+        !self.inputs(maker).iter().flatten().any(|&input| self.is_missing(input))
+    }
+
+    /// What must be made again before `maker` can run, and what makes it, the last first that the program made.
+    pub(crate) fn missing(&mut self, maker: MakerId) -> Vec<(VersionId, MakerId)> {
+        self.walks += 1;
+        let mut missing: Vec<(VersionId, MakerId)> = Vec::new();
+        let (mut reader, mut seen) = (maker, 0);
+        loop {
+            for position in self.maker(reader).inputs.range() {
+                let Some(input) = self.inputs[position].filter(|&input| self.is_missing(input)) else { continue };
+                let walks = self.walks;
+                let version = self.version_mut(input);
+                if let Some(maker) = version.maker
+                    && std::mem::replace(&mut version.visited, walks) != walks
+                {
+                    missing.push((input, maker));
+                }
+            }
+            match missing.get(seen) {
+                Some(&(_, next)) => reader = next,
+                None => break,
+            }
+            seen += 1;
+        }
+        missing.sort_by_key(|&(_, maker)| std::cmp::Reverse(self.maker(maker).order));
+        missing
+    }
+
+    /// A rerun of `maker` is to come, or is not any more.
+    pub(crate) fn expect(&mut self, maker: MakerId, to_come: bool) {
+        for position in self.maker(maker).inputs.range() {
+            if let Some(input) = self.inputs[position] {
+                let expected = &mut self.version_mut(input).expected;
+                *expected = if to_come { *expected + 1 } else { *expected - 1 };
+            }
+        }
     }
 
     /// Whether the version can be made again from what is, or can be, held.
@@ -378,7 +440,7 @@ impl<R> Ancestry<R> {
     /// one remove or more, that is held in its stead, as a lineage has it: a version that cannot be rebuilt any more serves for
     /// as long as its storage holds it. Whether the root was let go of.
     pub(crate) fn relinquish(&mut self, root: VersionId) -> bool {
-        if !self.is_held(root) || self.version(root).wanted > 0 {
+        if !self.is_held(root) || self.version(root).wanted + self.version(root).expected > 0 {
             return false;
         }
         let (mut heirs, mut gone) = (Vec::new(), vec![root]);
@@ -545,6 +607,28 @@ mod tests {
         assert_eq!(ancestry.dependents(x, [z].into_iter()), [z]);
         ancestry.lose(z);
         assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
+    }
+
+    #[test]
+    fn what_is_missing_is_made_again_in_the_order_of_the_program_and_once() {
+        let (mut ancestry, [x, y, z]) = chain();
+        // Written over z, beside what was read from it before.
+        let [read, over, goal] = [4, 5, 6].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let reads = ancestry.add_maker((), &[Some(z), Some(y)], &[read], 1);
+        let writes = ancestry.add_maker((), &[Some(z)], &[over], 1);
+        let last = ancestry.add_maker((), &[Some(over), Some(read), Some(x)], &[goal], 1);
+        [y, z, read, over].into_iter().for_each(|version| ancestry.lose(version));
+        let made_by = |version: VersionId, ancestry: &Ancestry<()>| (version, ancestry.version(version).maker.unwrap());
+        let expected = [over, read, z, y].map(|version| made_by(version, &ancestry));
+        assert_eq!(ancestry.missing(last), expected, "the next one last");
+        assert_eq!((expected[0].1, expected[1].1), (writes, reads));
+        assert!(ancestry.is_missing(y) && !ancestry.is_missing(x) && !ancestry.is_ready(last));
+        assert!(ancestry.missing(expected[3].1).is_empty() && ancestry.is_ready(expected[3].1), "x stands");
+
+        ancestry.expect(last, true);
+        assert_eq!([over, read, x, y].map(|version| ancestry.version(version).expected), [1, 1, 1, 0]);
+        ancestry.expect(last, false);
+        assert_eq!(ancestry.version(over).expected, 0);
     }
 
     #[test]

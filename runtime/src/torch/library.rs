@@ -12,7 +12,7 @@ use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of};
 use super::report::{IterationReport, Report};
 use super::succession::Succession;
-use crate::baselines::{Dtr, baseline};
+use crate::baselines::{Dtr, DtrSwap, baseline};
 use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
 use crate::plan::{ActionSet, Plan};
@@ -52,17 +52,17 @@ pub(super) enum Decider {
 }
 
 impl Decider {
-    /// The policy that decides when bytes run out: DTR's rule where ours has to see the whole iteration first.
+    /// The policy that decides when bytes run out: DTR's rule, for swaps too, where ours has to see the whole iteration first.
     pub(super) fn reactive(&self) -> Box<dyn Policy + Send> {
         let policy = self.policy();
-        if policy.decides_unopened() { policy } else { Box::new(Dtr) }
+        if policy.decides_unopened() { policy } else { Box::new(DtrSwap) }
     }
 
     fn policy(&self) -> Box<dyn Policy + Send> {
         match self {
             Decider::Learned(policy) => policy.clone(),
             Decider::Baseline(name) => baseline(name, 0).expect("the builder has asked for it"),
-            Decider::Planner => Box::new(Dtr),
+            Decider::Planner => Box::new(DtrSwap),
         }
     }
 

@@ -27,6 +27,8 @@ enum Eligible {
     GradientsToo,
     /// What somebody waits for who still waits for something else.
     Awaited,
+    /// What reruns to come will read.
+    Expected,
 }
 
 /// Who decides under pressure, and what the decisions go by.
@@ -142,7 +144,7 @@ impl Residency {
         if self.discard_oldest_copy()? {
             return Ok(true);
         }
-        for eligible in [Eligible::Idle, Eligible::GradientsToo, Eligible::Awaited] {
+        for eligible in [Eligible::Idle, Eligible::GradientsToo, Eligible::Awaited, Eligible::Expected] {
             if let Some((entry, action)) = self.choose(deficit_bytes - under_way, eligible) {
                 // A failure is remembered, so that it is not chosen again.
                 match action {
@@ -155,7 +157,7 @@ impl Residency {
                 return Ok(true);
             }
         }
-        Ok(false)
+        self.release_cheapest_expected()
     }
 
     fn finish_oldest_offload(&mut self) -> Result<bool, Fault> {
@@ -168,8 +170,20 @@ impl Residency {
     }
 
     fn release_oldest_beside(&mut self) -> Result<bool, Fault> {
-        let idle = |&&version: &&_| self.ancestry.version(version).wanted == 0;
+        let idle = |&&version: &&_| {
+            let seen = self.ancestry.version(version);
+            seen.wanted + seen.expected == 0
+        };
         match self.beside.iter().find(idle).copied() {
+            Some(version) => self.release(version).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Releases what reruns to come will have to make again.
+    fn release_cheapest_expected(&mut self) -> Result<bool, Fault> {
+        let unread = self.beside.iter().copied().filter(|&version| self.ancestry.version(version).wanted == 0);
+        match unread.min_by_key(|&version| self.rebuild_ns(version).1) {
             Some(version) => self.release(version).map(|()| true),
             None => Ok(false),
         }
@@ -260,9 +274,11 @@ impl Residency {
         let mut candidates = std::mem::take(&mut self.reactive.candidates);
         entries.clear();
         candidates.clear();
+        let is_expected = |version| self.ancestry.version(version).expected > 0;
         let is_idle = |live: &Live| {
             live.users == 0
                 && (live.awaited > 0) == (eligible == Eligible::Awaited)
+                && (eligible == Eligible::Expected || !live.version.is_some_and(is_expected))
                 && !live.is_fresh
                 && live.locked.is_none()
                 && live.bytes >= EVICTION_FLOOR_BYTES
@@ -333,11 +349,7 @@ impl Residency {
                 own_ns = cost_ns;
             }
             for &input in self.ancestry.inputs(maker).iter().flatten() {
-                let there = {
-                    let seen = self.ancestry.version(input);
-                    seen.beside.is_some() || (seen.is_current && !seen.is_dropped)
-                };
-                if !there && !seen.contains(&input) {
+                if self.ancestry.is_missing(input) && !seen.contains(&input) {
                     seen.push(input);
                 }
             }

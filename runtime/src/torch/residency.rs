@@ -126,11 +126,14 @@ struct Frame {
     /// What was made for its maker, and is kept until that has run. What else stands beside the program may go when bytes
     /// run out, and is then made for it.
     made: Vec<VersionId>,
+    /// What is to be made for its maker, and by which, the next one last. All of it in the order in which the program did:
+    /// what an operator wrote over is read before, and no more of it is there at once than there was then.
+    agenda: Vec<(VersionId, MakerId)>,
 }
 
 impl Frame {
     fn of(version: VersionId) -> Self {
-        Frame { version, maker: None, awaited: Vec::new(), made: Vec::new() }
+        Frame { version, maker: None, awaited: Vec::new(), made: Vec::new(), agenda: Vec::new() }
     }
 }
 
@@ -938,20 +941,28 @@ impl Residency {
                 Some(maker) => maker,
                 None => self.open(top)?,
             };
-            match self.costliest_to_make(maker) {
-                Some(version) => {
-                    top.made.push(version);
-                    self.ancestry.version_mut(version).wanted += 1;
+            let next = match top.agenda.last() {
+                Some(&(version, _)) if !self.ancestry.is_missing(version) => {
+                    self.settle(top)?;
+                    continue;
+                }
+                // Bytes ran out, and something that was made for it went.
+                Some(&(version, next)) if !self.ancestry.is_ready(next) => {
                     rebuild.frames.push(Frame::of(version));
+                    continue;
                 }
-                None => {
-                    // What was made meanwhile may have been swapped to make room for the rest, which takes room itself.
-                    let inputs = self.current_inputs(maker);
-                    self.fetch_together(&inputs)?;
-                    if self.are_resident(&inputs) && self.costliest_to_make(maker).is_none() {
-                        return self.job(maker, true).map(Some);
-                    }
+                Some(&(_, next)) => next,
+                None if !self.ancestry.is_ready(maker) => {
+                    self.fill_agenda(top, maker)?;
+                    continue;
                 }
+                None => maker,
+            };
+            // What was made meanwhile may have been swapped to make room for the rest, which takes room itself.
+            let inputs = self.current_inputs(next);
+            self.fetch_together(&inputs)?;
+            if self.are_resident(&inputs) && self.ancestry.is_ready(next) {
+                return self.job(next, true).map(Some);
             }
         }
     }
@@ -968,22 +979,6 @@ impl Residency {
             self.take_custody()?;
         }
         Ok(!self.ancestry.version(goal).is_dropped && self.at_hand(goal).is_some())
-    }
-
-    /// Of the inputs that must be made again before `maker` can run, the one that takes longest: it needs the most room
-    /// meanwhile, and finds least waiting beside it ("The Generation of Optimal Code for Arithmetic Expressions", Sethi
-    /// and Ullman 1970, with time for registers).
-    fn costliest_to_make(&self, maker: MakerId) -> Option<VersionId> {
-        let is_missing = |&input: &VersionId| {
-            let seen = self.ancestry.version(input);
-            seen.beside.is_none() && (!seen.is_current || seen.is_dropped)
-        };
-        let inputs = self.ancestry.inputs(maker).iter().flatten().copied();
-        let missing: Vec<VersionId> = inputs.filter(is_missing).collect();
-        match missing[..] {
-            [only] => Some(only),
-            _ => missing.into_iter().max_by_key(|&input| self.rebuild_ns(input).1),
-        }
     }
 
     /// The storages that still hold what `maker` reads, where it does not stand beside the program.
@@ -1010,6 +1005,27 @@ impl Residency {
         Ok(maker)
     }
 
+    /// Writes down what must be made before a frame's maker can run.
+    fn fill_agenda(&mut self, frame: &mut Frame, maker: MakerId) -> Result<(), Fault> {
+        frame.agenda = self.ancestry.missing(maker);
+        frame.agenda.iter().for_each(|&(_, maker)| self.ancestry.expect(maker, true));
+        match frame.agenda[..] {
+            [] => Err(Fault::Broken(format!("what {:?} is made from is lost", frame.version))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What comes next on a frame's agenda is there.
+    fn settle(&mut self, frame: &mut Frame) -> Result<(), Fault> {
+        let Some((version, maker)) = frame.agenda.pop() else { return Ok(()) };
+        self.ancestry.expect(maker, false);
+        if frame.maker.is_some_and(|reader| self.ancestry.inputs(reader).contains(&Some(version))) {
+            frame.made.push(version);
+            self.ancestry.version_mut(version).wanted += 1;
+        }
+        self.tidy_inputs(maker)
+    }
+
     /// Unmarks what a rerun read, and releases what nothing will read again.
     fn close(&mut self, frame: Frame) -> Result<(), Fault> {
         let Some(maker) = frame.maker else { return Ok(()) };
@@ -1018,8 +1034,11 @@ impl Residency {
         for &made in &frame.made {
             self.ancestry.version_mut(made).wanted -= 1;
         }
-        let inputs: Vec<VersionId> = self.ancestry.inputs(maker).iter().flatten().copied().collect();
-        inputs.into_iter().try_for_each(|input| self.tidy(input))
+        for &(_, maker) in &frame.agenda {
+            self.ancestry.expect(maker, false);
+        }
+        let given_up = frame.agenda.into_iter().map(|(_, maker)| maker);
+        given_up.chain([maker]).try_for_each(|maker| self.tidy_inputs(maker))
     }
 
     /// Unmarks everything: the rebuild cannot go on.
@@ -1030,10 +1049,16 @@ impl Residency {
         }
     }
 
+    /// Releases what a maker read and nothing will read again.
+    fn tidy_inputs(&mut self, maker: MakerId) -> Result<(), Fault> {
+        let inputs: Vec<VersionId> = self.ancestry.inputs(maker).iter().flatten().copied().collect();
+        inputs.into_iter().try_for_each(|input| self.tidy(input))
+    }
+
     /// Releases a version beside the program that no rerun wants and no dropped storage will be rebuilt from.
     fn tidy(&mut self, version: VersionId) -> Result<(), Fault> {
         let seen = self.ancestry.version(version);
-        let has_use = seen.wanted > 0 || (self.ancestry.is_anchored(version) && !seen.is_current);
+        let has_use = seen.wanted + seen.expected > 0 || (self.ancestry.is_anchored(version) && !seen.is_current);
         if seen.beside.is_some() && !has_use { self.release(version) } else { Ok(()) }
     }
 

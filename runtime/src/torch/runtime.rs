@@ -98,7 +98,7 @@ pub struct Builder {
 
 impl Builder {
     /// The learned policy that decides, offline and when bytes run out. Where neither it nor a baseline is named, DTR's rule
-    /// decides when bytes run out, and the [`Planner`] searches for plans by itself.
+    /// for drops and swaps (`dtr-swap`) decides when bytes run out, and the [`Planner`] searches for plans by itself.
     ///
     /// The file has been read: what becomes of it later does not matter.
     pub fn policy(mut self, policy: PolicyFile) -> Self {
@@ -107,8 +107,8 @@ impl Builder {
         self
     }
 
-    /// A baseline that decides alone, by its name. Where it has to see a whole iteration first, DTR's rule decides when bytes run
-    /// out.
+    /// A baseline that decides alone, by its name. Where it has to see a whole iteration first, `dtr-swap` decides when bytes
+    /// run out.
     pub fn baseline(mut self, name: &str) -> Self {
         let known = BASELINES.into_iter().find(|known| *known == name);
         self.decider =

@@ -21,9 +21,15 @@ pub(super) type Job = Box<dyn FnOnce(&mut Instant) -> Result<(), CopyError> + Se
 pub enum CopiedBy {
     /// A thread each way, beside whoever asks.
     Threads,
+    /// A thread each way makes the large ones. Whoever asks makes those that take less than waking a thread does.
+    LargeByThreads,
     /// Whoever asks, before the call returns.
     Caller,
 }
+
+/// Fewest bytes of a copy that takes longer than waking a thread for it costs who asks (`cargo bench --workspace --bench
+/// contention`).
+const LARGE_BYTES: usize = 256 << 10;
 
 impl CopiedBy {
     /// Threads, where kernels leave them a core. A kernel on every core would wait for the part of it that shares its core
@@ -32,7 +38,7 @@ impl CopiedBy {
     pub fn suiting_kernels() -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let kernel_threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-        if kernel_threads < cores { CopiedBy::Threads } else { CopiedBy::Caller }
+        if kernel_threads < cores { CopiedBy::LargeByThreads } else { CopiedBy::Caller }
     }
 }
 
@@ -104,6 +110,8 @@ pub(super) struct Channel {
     meter: Meter,
     emulated: Option<Emulated>,
     worker: Option<Worker>,
+    /// Fewest bytes of a copy that the worker makes.
+    large_bytes: usize,
 }
 
 impl Channel {
@@ -120,8 +128,9 @@ impl Channel {
     }
 
     fn new(name: &str, copied_by: CopiedBy, pace: Option<Pace>) -> Self {
-        let worker = (copied_by == CopiedBy::Threads).then(|| Worker::start(name));
-        Channel { meter: Meter::default(), emulated: pace.map(Emulated::of), worker }
+        let large_bytes = if copied_by == CopiedBy::LargeByThreads { LARGE_BYTES } else { 0 };
+        let worker = (copied_by != CopiedBy::Caller).then(|| Worker::start(name));
+        Channel { meter: Meter::default(), emulated: pace.map(Emulated::of), worker, large_bytes }
     }
 
     /// What its copies so far took.
@@ -134,8 +143,8 @@ impl Channel {
         let emulated = self.emulated.as_mut().map(|link| link.copy(bytes));
         let order = Order { bytes, job, promise, meter: self.meter.clone(), emulated };
         match &self.worker {
-            Some(worker) => worker.take(order),
-            None => order.carry_out().map_err(|Broken(_)| CopyError::WorkerDied),
+            Some(worker) if bytes >= self.large_bytes => worker.take(order),
+            _ => order.carry_out().map_err(|Broken(_)| CopyError::WorkerDied),
         }
     }
 
@@ -240,6 +249,21 @@ mod tests {
         assert_eq!((broken, completion.wait()), (Err(CopyError::WorkerDied), Err(CopyError::WorkerDied)));
         assert_eq!(way.ticket(Tier::Host, 5, Box::new(|_| Ok(()))).unwrap().wait_for_workers(), Ok(false));
         assert_eq!((way.copies().copies, way.copies().bytes), (1, 5));
+    }
+
+    #[test]
+    fn small_copies_are_made_by_whoever_asks_and_large_ones_by_a_thread() {
+        let mut way = Channel::new("under-test", CopiedBy::LargeByThreads, None);
+        let (made, makes) = channel();
+        let mut copy = |bytes| {
+            let made = made.clone();
+            let job = move |_: &mut Instant| made.send(thread::current().id()).map_err(|_| CopyError::WorkerDied);
+            way.ticket(Tier::Host, bytes, Box::new(job)).unwrap()
+        };
+        copy(LARGE_BYTES - 1);
+        assert_eq!(makes.try_recv(), Ok(thread::current().id()), "before the call returns");
+        copy(LARGE_BYTES).wait_for_workers().unwrap();
+        assert_ne!(makes.recv(), Ok(thread::current().id()));
     }
 
     #[test]

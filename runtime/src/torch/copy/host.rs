@@ -51,7 +51,7 @@ impl HostEngine {
         let copying_s_per_byte = 0.5 * (1.0 / link.offload_bytes_per_s + 1.0 / link.prefetch_bytes_per_s);
         let contention_ns_per_byte = match copied_by {
             CopiedBy::Caller => 1e9 * copying_s_per_byte,
-            CopiedBy::Threads => 0.0,
+            CopiedBy::Threads | CopiedBy::LargeByThreads => 0.0,
         };
         Link { contention_ns_per_byte, ..link }
     }
