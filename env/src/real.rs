@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{CopyEngine, Executor, HostEngine, IterationReport, Session, SessionError};
 use plimsoll_runtime::{Choice, Plan, Problem, Timeline, Trace};
 use tch::TchError;
@@ -88,8 +89,8 @@ pub fn run_plan(
         let (loss, report) = executor.iteration(|| workload.iteration())?;
         losses.push(loss?);
         match report.deviation {
-            Some(why) => Err(RealError::Deviated(why)),
-            None => Ok(report),
+            Some(why) if report.course == Course::Reactive => Err(RealError::Deviated(why)),
+            _ => Ok(report),
         }
     };
     let in_passing = session.times_in_passing();

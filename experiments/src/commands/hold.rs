@@ -91,7 +91,7 @@ struct Held {
     followed: usize,
     /// Of those, how many took the very peak that was predicted.
     peaks_as_predicted: usize,
-    /// Why the last iteration was no program that is known, where it was none.
+    /// Where and how the last iteration departed from what was expected, if it did.
     deviation: Option<String>,
     reactive_evictions: u64,
     reruns: u64,

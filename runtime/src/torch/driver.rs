@@ -64,6 +64,14 @@ pub(crate) struct Ended {
     pub(crate) ran_short: bool,
 }
 
+/// How an iteration goes otherwise than was expected.
+enum Deviation {
+    /// Bytes ran out, though all had gone as planned.
+    RanShort(String),
+    /// Anything else.
+    Other(String),
+}
+
 /// The iteration under way.
 pub(crate) struct Driver {
     pub(crate) residency: Residency,
@@ -71,15 +79,12 @@ pub(crate) struct Driver {
     /// The program whose schedule is carried out, or would be.
     leader: Option<usize>,
     acts: bool,
-    /// Whether everything so far went as predicted.
-    exact: bool,
-    /// What that was when bytes ran out for the first time.
-    exact_until_short: Option<bool>,
     recording: Option<Recording>,
     record: Record,
     /// By operator index: what runs an operator again.
     makers: Vec<Option<MakerId>>,
-    deviation: Option<String>,
+    /// What first went otherwise than was expected.
+    deviation: Option<Deviation>,
     started: Instant,
     start_bytes: u64,
     /// Time that went into making room inside the operator under way.
@@ -107,8 +112,6 @@ impl Driver {
             programs: Vec::new(),
             leader: None,
             acts: false,
-            exact: false,
-            exact_until_short: None,
             recording: None,
             record: Record::Nothing,
             makers: Vec::new(),
@@ -136,8 +139,6 @@ impl Driver {
         }
         self.leader = leader;
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.bound_only || self.programs[leader].is_bound());
-        self.exact = true;
-        self.exact_until_short = None;
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
@@ -257,12 +258,11 @@ impl Driver {
             Some(leader) => {
                 // What the other schedule has not done until here is left undone.
                 let behind = self.programs[leader].skip_to_here();
-                self.exact &= !acted && !behind;
+                if acted || behind {
+                    self.deviates(why);
+                }
             }
-            None => {
-                self.exact = false;
-                self.deviation.get_or_insert(why);
-            }
+            None => self.deviates(why),
         }
     }
 
@@ -270,8 +270,27 @@ impl Driver {
     fn leave_schedule(&mut self, why: String) {
         self.programs.iter_mut().for_each(|program| program.matches = false);
         self.leader = None;
-        self.exact = false;
-        self.deviation.get_or_insert(why);
+        self.deviates(why);
+    }
+
+    fn deviates(&mut self, why: String) {
+        self.deviation.get_or_insert(Deviation::Other(why));
+    }
+
+    /// Bytes run out. Where nothing is planned that is no deviation.
+    fn runs_short(&mut self) {
+        if let Some(leader) = self.leader.filter(|_| self.acts && self.deviation.is_none()) {
+            let place = self.programs[leader].place();
+            self.deviation = Some(Deviation::RanShort(format!("{place}: more bytes are wanted than are left")));
+        }
+    }
+
+    /// An instruction is not carried out, or not whole, because of `why`.
+    fn falls_short_of(&mut self, leader: usize, instruction: Instruction, why: &str) {
+        if self.deviation.is_none() {
+            let place = self.programs[leader].place();
+            self.deviates(format!("{place}: {instruction:?} as planned: {why}"));
+        }
     }
 
     /// Whether anything is due before the next operator.
@@ -289,7 +308,9 @@ impl Driver {
                 Ok(Some(job)) => return Ok(Some(job)),
                 Ok(None) => {}
                 // It stays where it is; the plan goes on without it.
-                Err(Fault::Copy(_) | Fault::NoRoom(_)) => self.exact = false,
+                Err(fault @ (Fault::Copy(_) | Fault::NoRoom(_))) => {
+                    self.falls_short_of(leader, instruction, &fault.to_string());
+                }
                 Err(fault) => self.leave_schedule(fault.to_string()),
             }
         }
@@ -300,11 +321,15 @@ impl Driver {
         match instruction {
             Instruction::Offload { storage, tier, .. } => {
                 let together = self.programs[leader].with_joining(storage);
-                self.offload(leader, &together, tier)?;
+                if !self.offload(leader, &together, tier)? {
+                    self.falls_short_of(leader, instruction, "what it moves is in use or elsewhere");
+                }
             }
             Instruction::Prefetch { storage, .. } => {
                 let together = self.programs[leader].with_joining(storage);
-                self.prefetch(leader, &together)?;
+                if !self.prefetch(leader, &together)? {
+                    self.falls_short_of(leader, instruction, "what it moves is not in the slow tier");
+                }
             }
             Instruction::FinishOffload(storage) => {
                 if let Some(entry) = self.programs[leader].entry(storage) {
@@ -323,13 +348,19 @@ impl Driver {
             }
             Instruction::Discard(storage) => match self.programs[leader].entry(storage) {
                 Some(entry) if self.residency.has_copy(entry) => self.residency.discard(entry)?,
-                _ => self.exact = false,
+                _ => self.falls_short_of(leader, instruction, "there is no copy of it"),
             },
             Instruction::Drop(storage) => match self.programs[leader].entry(storage) {
                 Some(entry) if self.residency.can_drop(entry) => self.residency.drop_bytes(entry)?,
-                _ => self.exact = false,
+                _ => self.falls_short_of(leader, instruction, "it cannot be made again"),
             },
-            Instruction::Rerun(operator) => return self.rerun(operator),
+            Instruction::Rerun(operator) => {
+                let job = self.rerun(operator)?;
+                if job.is_none() {
+                    self.falls_short_of(leader, instruction, "what it reads is not there");
+                }
+                return Ok(job);
+            }
             Instruction::Release(version) => {
                 let made_by = self.programs[leader].made_by(version);
                 let maker = made_by.and_then(|(operator, _)| self.makers.get(operator.index()).copied().flatten());
@@ -348,36 +379,34 @@ impl Driver {
         entries.filter(|&entry| self.residency.get(entry).is_some_and(|live| wanted(&live.place))).collect()
     }
 
-    fn offload(&mut self, leader: usize, storages: &[StorageId], tier: Tier) -> Result<(), Fault> {
+    /// Whether all of it is on its way.
+    fn offload(&mut self, leader: usize, storages: &[StorageId], tier: Tier) -> Result<bool, Fault> {
         let mut entries = self.entries(leader, storages, |place| matches!(place, Place::Resident));
         entries.retain(|&entry| self.residency.get(entry).is_some_and(|live| live.users + live.awaited == 0));
-        self.exact &= entries.len() == storages.len();
         if entries.is_empty() || self.residency.swap_refused.is_some() {
-            self.exact = false;
-            return Ok(());
+            return Ok(false);
         }
-        self.residency.offload(&entries, tier)
+        self.residency.offload(&entries, tier)?;
+        Ok(entries.len() == storages.len())
     }
 
-    fn prefetch(&mut self, leader: usize, storages: &[StorageId]) -> Result<(), Fault> {
+    /// Whether all of it is on its way.
+    fn prefetch(&mut self, leader: usize, storages: &[StorageId]) -> Result<bool, Fault> {
         let entries = self.entries(leader, storages, |place| matches!(place, Place::Offloaded));
-        self.exact &= entries.len() == storages.len();
-        if entries.is_empty() { Ok(()) } else { self.residency.prefetch(&entries) }
+        if !entries.is_empty() {
+            self.residency.prefetch(&entries)?;
+        }
+        Ok(entries.len() == storages.len())
     }
 
+    /// None where what the operator reads is not there.
     fn rerun(&mut self, operator: OperatorId) -> Result<Option<Job>, Fault> {
         let maker = self.makers.get(operator.index()).copied().flatten();
         let ready = maker.filter(|&maker| {
             let inputs = self.residency.ancestry.inputs(maker);
             inputs.iter().flatten().all(|&input| self.residency.at_hand(input).is_some())
         });
-        match ready {
-            Some(maker) => self.residency.job(maker, false).map(Some),
-            None => {
-                self.exact = false;
-                Ok(None)
-            }
-        }
+        ready.map(|maker| self.residency.job(maker, false)).transpose()
     }
 
     fn wish(&self) -> Wish {
@@ -442,13 +471,14 @@ impl Driver {
         report.makespan_ns = (ended - self.started).as_nanos() as u64;
         report.peak_bytes = peak_bytes;
         report.over_budget_bytes = peak_bytes.saturating_sub(self.residency.reactive.budget_bytes);
-        report.followed = self.exact && self.acts && program.is_some();
-        report.deviation = self.deviation.take();
-        report.course = match program {
+        report.followed = self.deviation.is_none() && self.acts && program.is_some();
+        let ran_short = matches!(self.deviation, Some(Deviation::RanShort(_)));
+        report.deviation = self.deviation.take().map(|(Deviation::RanShort(what) | Deviation::Other(what))| what);
+        report.course = match program.map(|program| &self.programs[program].scheduled) {
             Some(_) if !self.acts => Course::Watched,
-            Some(program) if self.programs[program].scheduled.schedule.is_idle() => Course::Declined,
-            Some(_) => Course::Planned,
-            None => Course::Reactive,
+            Some(scheduled) if !scheduled.schedule.is_idle() => Course::Planned,
+            Some(scheduled) if !scheduled.exceeds_budget() => Course::Declined,
+            _ => Course::Reactive,
         };
         let prediction = program.filter(|_| self.acts).and_then(|program| self.programs[program].scheduled.prediction);
         report.predicted =
@@ -470,7 +500,6 @@ impl Driver {
         let on_device_ns = on_device.as_ref().map(|on_device| on_device.makespan_ns);
         let recorded = recorded.map(|recording| recording.end(left, peak_bytes, on_device));
         self.leader = None;
-        let ran_short = self.exact_until_short == Some(true);
         Ok(Ended { report, recorded, on_device_ns, program, ran_short })
     }
 
@@ -682,8 +711,7 @@ impl Shared {
     fn evict<T>(&self, evict: impl FnOnce(&mut Residency) -> Result<T, Fault>) -> Result<T, String> {
         let started = Instant::now();
         let mut driver = self.lock();
-        let exact = std::mem::take(&mut driver.exact);
-        driver.exact_until_short.get_or_insert(exact);
+        driver.runs_short();
         let evicted = evict(&mut driver.residency);
         driver.lost_ns += started.elapsed().as_nanos() as u64;
         evicted.map_err(|fault| fault.to_string())

@@ -231,11 +231,16 @@ impl Program {
         format!("the iteration ends before operator {} ({})", self.operator, self.name(self.operator))
     }
 
-    pub(crate) fn failed(&self) -> String {
+    /// How far it has come, in words.
+    pub(crate) fn place(&self) -> String {
         match self.is_complete() {
-            true => "an operator after the last one failed".to_owned(),
-            false => format!("operator {} ({}) failed", self.operator, self.name(self.operator)),
+            true => "after the last operator".to_owned(),
+            false => format!("operator {} ({})", self.operator, self.name(self.operator)),
         }
+    }
+
+    pub(crate) fn failed(&self) -> String {
+        format!("{}: it failed", self.place())
     }
 
     /// Whether the operator that comes next may have to be rerun.

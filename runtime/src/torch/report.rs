@@ -15,7 +15,7 @@ pub struct IterationReport {
     pub course: Course,
     /// Whether a schedule was carried out to its end, to the letter.
     pub followed: bool,
-    /// Where and how the program departed from what was expected of it.
+    /// Where and how it first departed from what was expected: the program from its trace, or what was done from the plan.
     pub deviation: Option<String>,
     /// What the plan was predicted to cost, where one was followed.
     pub predicted: Option<Predicted>,
@@ -42,7 +42,7 @@ pub struct IterationReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Course {
-    /// No plan was known for it: evictions, if any, were made when bytes ran out.
+    /// No plan was known for it that holds the budget: evictions, if any, were made when bytes ran out.
     #[default]
     Reactive,
     /// It was left alone and compared with its trace.
