@@ -3,6 +3,8 @@
 //! The timeline writes it while it predicts; the executor carries it out without deciding anything. So what
 //! was predicted and what is done cannot differ in order or in bytes.
 
+use std::fmt;
+
 use crate::hardware::Tier;
 use crate::lineage::VersionId;
 use crate::trace::{OperatorId, StorageId};
@@ -41,6 +43,22 @@ pub enum Instruction {
     Rerun(OperatorId),
     /// Release a version that was materialised beside its storage.
     Release(VersionId),
+}
+
+impl fmt::Display for Instruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Instruction::Offload { storage, .. } => write!(f, "offload storage {}", storage.0),
+            Instruction::FinishOffload(storage) => write!(f, "finish the offload of storage {}", storage.0),
+            Instruction::Recall(storage) => write!(f, "recall storage {}", storage.0),
+            Instruction::Prefetch { storage, .. } => write!(f, "prefetch storage {}", storage.0),
+            Instruction::FinishPrefetch(storage) => write!(f, "finish the prefetch of storage {}", storage.0),
+            Instruction::Discard(storage) => write!(f, "discard storage {}", storage.0),
+            Instruction::Drop(storage) => write!(f, "drop storage {}", storage.0),
+            Instruction::Rerun(operator) => write!(f, "rerun operator {}", operator.0),
+            Instruction::Release(version) => write!(f, "release version {}", version.0),
+        }
+    }
 }
 
 /// Instructions for one iteration.

@@ -78,7 +78,9 @@ impl<'a> Bench<'a> {
                 let peak_error_bytes = measured.peak_bytes as i64 - result.predicted.peak_bytes as i64;
                 let followed = measured.reports.iter().all(|report| report.followed);
                 if !followed {
-                    findings.fail(format!("{policy} at {ratio}: an iteration departed from its plan"))?;
+                    let why = measured.reports.iter().find_map(|report| report.deviation.as_deref());
+                    let why = why.unwrap_or("not all that it moves was known at its start");
+                    findings.fail(format!("{policy} at {ratio}: an iteration departed from its plan: {why}"))?;
                 }
                 if result.held != Some(true) {
                     findings.fail(format!("{policy} at {ratio}: a peak of {} bytes", measured.peak_bytes))?;

@@ -262,15 +262,22 @@ impl Driver {
                     self.deviates(why);
                 }
             }
-            None => self.deviates(why),
+            None => self.departs(why),
         }
     }
 
     /// Ends the schedule: something else is going on than what it was made for.
     fn leave_schedule(&mut self, why: String) {
         self.programs.iter_mut().for_each(|program| program.matches = false);
-        self.leader = None;
-        self.deviates(why);
+        match self.leader.take() {
+            Some(_) => self.departs(why),
+            None => self.deviates(why),
+        }
+    }
+
+    /// No program is followed any more: that says more than what was left undone of its plan.
+    fn departs(&mut self, why: String) {
+        self.deviation = Some(Deviation::Other(why));
     }
 
     fn deviates(&mut self, why: String) {
@@ -289,7 +296,7 @@ impl Driver {
     fn falls_short_of(&mut self, leader: usize, instruction: Instruction, why: &str) {
         if self.deviation.is_none() {
             let place = self.programs[leader].place();
-            self.deviates(format!("{place}: {instruction:?} as planned: {why}"));
+            self.deviates(format!("{place}: the plan cannot {instruction}: {why}"));
         }
     }
 
