@@ -12,9 +12,10 @@ use std::time::Instant;
 
 use super::ancestry::MakerId;
 use super::program::Program;
+use super::recompute::{Job, Rebuild};
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
 use super::report::{Course, IterationReport, Predicted};
-use super::residency::{Ending, Fault, Job, Place, Rebuild, Residency, Written};
+use super::residency::{Ending, Fault, Place, Residency, Written};
 use super::session::{Listening, Observer, Session, SessionError, Wish};
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
 use super::succession::{Left, Legacies};

@@ -13,6 +13,7 @@ pub mod executor;
 mod library;
 mod program;
 mod reactive;
+mod recompute;
 pub mod recorder;
 mod recording;
 pub mod report;
@@ -22,6 +23,7 @@ pub mod session;
 pub mod settings;
 mod shim;
 mod succession;
+mod swap;
 
 pub use census::{Census, Tally};
 pub use copy::{

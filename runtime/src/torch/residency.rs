@@ -2,23 +2,19 @@
 //!
 //! Two drivers use it: the scheduled one carries out what a plan says, the reactive one evicts when bytes run out. An
 //! operator finds its inputs resident under either, so a program that leaves its plan merely changes drivers. Nothing
-//! here decides what to evict, and nothing here runs a kernel: a rerun is handed out as a [`Job`], to be run with no
-//! lock held, because the kernel's own allocations may come back here for room.
+//! here decides what to evict. How bytes leave and come back is in `swap.rs` and `recompute.rs`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use super::ancestry::{Ancestry, Custody, MakerId, VersionId};
-use super::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket};
-use super::events::{Channel, Events};
+use super::copy::{CopyEngine, CopyError, SlowCopy, Ticket};
+use super::events::Events;
 use super::reactive::Reactive;
 use super::report::IterationReport;
 use super::shim::{self, AllocateError, Entry, RawAccess, RawOperator, Recipe, ShimError};
-use crate::hardware::Tier;
 use crate::trace::{AccessMode, Phase};
 
-/// Reads of the slow tier that may fail one after another before the storage is given up for now.
-const FETCH_ATTEMPTS: usize = 3;
 /// Makers kept before the first pruning.
 const MAKERS_MIN: usize = 4096;
 /// Operators between two looks at the clock, where nothing needs to know when each of them ended: a look takes as long as
@@ -43,7 +39,7 @@ pub(crate) struct Live {
     pub(crate) locked: Option<&'static str>,
     pub(crate) place: Place,
     /// Its bytes in the slow tier, from the offload to the next use.
-    copy: Option<SlowCopy>,
+    pub(super) copy: Option<SlowCopy>,
     /// What it holds; none while nobody has asked.
     pub(crate) version: Option<VersionId>,
     /// Operators and reruns under way that use its bytes: it must stay.
@@ -88,66 +84,6 @@ pub(crate) struct Written {
     version: VersionId,
 }
 
-/// A rerun, to be run with no lock held.
-pub(crate) struct Job {
-    maker: MakerId,
-    recipe: Recipe,
-    inputs: Vec<Entry>,
-    outputs: usize,
-    /// Inputs that stand in their storages.
-    locked: Vec<Entry>,
-    /// Whether what nobody waits for is released at once, as opposed to when a schedule says so.
-    is_tidy: bool,
-}
-
-/// What a rerun gave.
-pub(crate) struct Done {
-    job: Job,
-    results: Result<Vec<Entry>, AllocateError>,
-    started: Instant,
-    elapsed_ns: u64,
-}
-
-impl Job {
-    pub(crate) fn run(self) -> Done {
-        let started = Instant::now();
-        let mut results = vec![Entry::NONE; self.outputs];
-        let ran = shim::rerun(&self.recipe, &self.inputs, &mut results);
-        Done { job: self, results: ran.map(|()| results), started, elapsed_ns: started.elapsed().as_nanos() as u64 }
-    }
-}
-
-/// A version being made again, and what waits for that.
-struct Frame {
-    version: VersionId,
-    maker: Option<MakerId>,
-    /// Storages that its maker reads.
-    awaited: Vec<Entry>,
-    /// What was made for its maker, and is kept until that has run. What else stands beside the program may go when bytes
-    /// run out, and is then made for it.
-    made: Vec<VersionId>,
-    /// What is to be made for its maker, and by which, the next one last. All of it in the order in which the program did:
-    /// what an operator wrote over is read before, and no more of it is there at once than there was then.
-    agenda: Vec<(VersionId, MakerId)>,
-}
-
-impl Frame {
-    fn of(version: VersionId) -> Self {
-        Frame { version, maker: None, awaited: Vec::new(), made: Vec::new(), agenda: Vec::new() }
-    }
-}
-
-/// Reruns on the way to one version. An explicit stack, not recursion: chains can be as long as the iteration.
-pub(crate) struct Rebuild {
-    frames: Vec<Frame>,
-}
-
-impl Rebuild {
-    pub(crate) fn of(version: VersionId) -> Self {
-        Rebuild { frames: vec![Frame::of(version)] }
-    }
-}
-
 /// Whether the iteration ends: then only what does not undo its end may be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Ending {
@@ -162,7 +98,7 @@ pub(crate) enum Ending {
 
 /// The table of live storages.
 pub(crate) struct Residency {
-    live: Vec<Option<Live>>,
+    pub(super) live: Vec<Option<Live>>,
     pub(crate) ancestry: Ancestry<Recipe>,
     pub(super) engine: Box<dyn CopyEngine>,
     /// Offloads under way, oldest first. Some may have been recalled since.
@@ -326,7 +262,7 @@ impl Residency {
         self.died.drain(..)
     }
 
-    fn take_custody(&mut self) -> Result<(), Fault> {
+    pub(super) fn take_custody(&mut self) -> Result<(), Fault> {
         if !self.ancestry.has_custody() {
             return Ok(());
         }
@@ -355,22 +291,6 @@ impl Residency {
             self.take_custody()?;
         }
         Ok(())
-    }
-
-    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
-        let started = Instant::now();
-        let waited = self.engine.wait(ticket);
-        let stall_ns = started.elapsed().as_nanos() as u64;
-        self.report.stall_ns += stall_ns;
-        self.events.stalled(started, stall_ns);
-        waited
-    }
-
-    fn free_copy(&mut self, entry: Entry) {
-        if let Some(copy) = self.live.get_mut(entry.index()).and_then(Option::as_mut).and_then(|live| live.copy.take())
-        {
-            self.engine.free(copy);
-        }
     }
 
     /// An operator waits for these storages to be made ready.
@@ -454,17 +374,6 @@ impl Residency {
         Ok(())
     }
 
-    /// Brings all of them back from the slow tier, none at the expense of another. Where the slow tier fails they may
-    /// count as dropped afterwards.
-    pub(crate) fn fetch_together(&mut self, entries: &[Entry]) -> Result<(), Fault> {
-        self.begin_use(entries)?;
-        let fetched = entries.iter().try_for_each(|&entry| self.fetch(entry));
-        for &entry in entries {
-            self.live_mut(entry)?.users -= 1;
-        }
-        fetched
-    }
-
     /// Whether all of them are resident.
     pub(crate) fn are_resident(&self, entries: &[Entry]) -> bool {
         entries.iter().all(|&entry| self.get(entry).is_some_and(|live| matches!(live.place, Place::Resident)))
@@ -542,7 +451,7 @@ impl Residency {
     }
 
     /// The version that a storage holds.
-    fn version_of(&mut self, entry: Entry) -> Result<VersionId, Fault> {
+    pub(super) fn version_of(&mut self, entry: Entry) -> Result<VersionId, Fault> {
         let live = self.live(entry)?;
         match live.version {
             Some(version) => Ok(version),
@@ -618,51 +527,8 @@ impl Residency {
         self.swap_refused = None;
     }
 
-    /// Starts copying storages to the slow tier, as one slab.
-    pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier) -> Result<(), Fault> {
-        let mut pieces = Vec::with_capacity(entries.len());
-        for &entry in entries {
-            let bytes = self.true_bytes(entry)? as usize;
-            pieces.push(DeviceBytes { start: shim::park(entry)?, bytes });
-        }
-        // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
-        let mut started = unsafe { self.engine.offload(&pieces, tier) };
-        if started.is_err() && tier == Tier::Host {
-            // SAFETY: as above.
-            started = unsafe { self.engine.offload(&pieces, Tier::File) }.or(started);
-        }
-        let (copies, ticket) = match started {
-            Ok(started) => started,
-            Err(error) => {
-                for &entry in entries {
-                    shim::unpark(entry)?;
-                }
-                self.refuse_swap(error.clone());
-                return Err(error.into());
-            }
-        };
-        let mut total = 0;
-        for (&entry, copy) in entries.iter().zip(copies) {
-            self.free_copy(entry);
-            let live = self.live_mut(entry)?;
-            live.copy = Some(copy);
-            live.place = Place::Offloading(ticket.clone());
-            total += live.bytes;
-            self.offloading.push_back(entry);
-        }
-        self.report.offloaded_bytes += total;
-        self.events.copy_started(Channel::Offload, entries[0], total);
-        Ok(())
-    }
-
-    /// A copy to the slow tier failed: nothing else goes there in this iteration.
-    fn refuse_swap(&mut self, error: CopyError) {
-        self.report.failed_copies += 1;
-        self.swap_refused = Some(error);
-    }
-
     /// The size of a storage now; one that changed its size past an operator's notice is locked from then on.
-    fn true_bytes(&mut self, entry: Entry) -> Result<u64, Fault> {
+    pub(super) fn true_bytes(&mut self, entry: Entry) -> Result<u64, Fault> {
         let bytes = shim::bytes_of(entry)?;
         let live = self.live_mut(entry)?;
         if live.bytes != bytes {
@@ -671,497 +537,6 @@ impl Residency {
             return Err(Fault::Broken(format!("{entry:?} has changed its size")));
         }
         Ok(bytes)
-    }
-
-    /// Waits for an offload and releases the device bytes. Where the copy failed they are put back in place.
-    pub(crate) fn finish_offload(&mut self, entry: Entry) -> Result<(), Fault> {
-        self.offloading.retain(|other| *other != entry);
-        // The program may have let go of it meanwhile; then its bytes are free already.
-        if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
-            let ticket = ticket.clone();
-            if let Err(error) = self.wait(&ticket) {
-                shim::unpark(entry)?;
-                self.live_mut(entry)?.place = Place::Resident;
-                self.free_copy(entry);
-                self.refuse_swap(error.clone());
-                return Err(error.into());
-            }
-            self.events.copy_ended(Channel::Offload, entry);
-            shim::release(entry)?;
-            self.live_mut(entry)?.place = Place::Offloaded;
-        }
-        Ok(())
-    }
-
-    /// Waits for an offload and puts the bytes back in place: the program wants them already.
-    pub(crate) fn recall(&mut self, entry: Entry) -> Result<(), Fault> {
-        self.offloading.retain(|other| *other != entry);
-        if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
-            let ticket = ticket.clone();
-            let waited = self.wait(&ticket);
-            self.events.copy_ended(Channel::Offload, entry);
-            shim::unpark(entry)?;
-            self.live_mut(entry)?.place = Place::Resident;
-            if let Err(error) = waited {
-                // The copy is worth nothing; the bytes never left.
-                self.free_copy(entry);
-                self.refuse_swap(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Allocates device bytes and starts copying storages back. Where that fails they stay in the slow tier.
-    pub(crate) fn prefetch(&mut self, entries: &[Entry]) -> Result<(), Fault> {
-        let mut ends = Vec::with_capacity(entries.len());
-        let mut allocated = 0;
-        let mut failure: Option<Fault> = None;
-        for &entry in entries {
-            match shim::allocate(entry) {
-                Ok(device) => {
-                    allocated += 1;
-                    ends.push(device);
-                }
-                Err(error) => {
-                    failure = Some(error.into());
-                    break;
-                }
-            }
-        }
-        if failure.is_none() {
-            match self.start_prefetch(entries, &ends) {
-                Ok(ticket) => {
-                    let mut total = 0;
-                    for &entry in entries {
-                        let live = self.live_mut(entry)?;
-                        live.place = Place::Prefetching(ticket.clone());
-                        total += live.bytes;
-                    }
-                    self.report.prefetched_bytes += total;
-                    self.events.copy_started(Channel::Prefetch, entries[0], total);
-                    return Ok(());
-                }
-                Err(fault) => failure = Some(fault),
-            }
-        }
-        for &entry in &entries[..allocated] {
-            shim::release(entry)?;
-        }
-        Err(failure.expect("every way here sets it"))
-    }
-
-    fn start_prefetch(&mut self, entries: &[Entry], ends: &[*mut u8]) -> Result<Ticket, Fault> {
-        let mut copies = Vec::with_capacity(entries.len());
-        for (entry, &end) in entries.iter().zip(ends) {
-            let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
-            copies.push((copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?, end));
-        }
-        // SAFETY: the entries keep the device bytes, and the table the copies, until the ticket has been waited for.
-        Ok(unsafe { self.engine.prefetch(&copies) }?)
-    }
-
-    /// Waits until the prefetched bytes have arrived. Where they do not, they stay in the slow tier.
-    pub(crate) fn finish_prefetch(&mut self, entry: Entry) -> Result<(), Fault> {
-        if let Some(Live { place: Place::Prefetching(ticket), .. }) = self.get(entry) {
-            let ticket = ticket.clone();
-            if let Err(error) = self.wait(&ticket) {
-                shim::release(entry)?;
-                self.live_mut(entry)?.place = Place::Offloaded;
-                return Err(error.into());
-            }
-            self.events.copy_ended(Channel::Prefetch, entry);
-            shim::unpark(entry)?;
-            self.live_mut(entry)?.place = Place::Resident;
-        }
-        Ok(())
-    }
-
-    /// Whether the slow tier holds an equal copy of a resident storage.
-    pub(crate) fn has_copy(&self, entry: Entry) -> bool {
-        self.get(entry).is_some_and(|live| live.copy.is_some() && matches!(live.place, Place::Resident))
-    }
-
-    /// Releases device bytes of which the slow tier still holds an equal copy.
-    pub(crate) fn discard(&mut self, entry: Entry) -> Result<(), Fault> {
-        debug_assert!(self.has_copy(entry));
-        shim::park(entry)?;
-        shim::release(entry)?;
-        self.live_mut(entry)?.place = Place::Offloaded;
-        Ok(())
-    }
-
-    /// Whether a resident storage may be dropped.
-    pub(crate) fn can_drop(&mut self, entry: Entry) -> bool {
-        let version = match self.get(entry) {
-            Some(live) if matches!(live.place, Place::Resident) && live.users + live.awaited == 0 => live.version,
-            _ => None,
-        };
-        version.is_some_and(|version| self.ancestry.is_rebuildable(version))
-    }
-
-    /// Releases device bytes that a rerun can restore.
-    pub(crate) fn drop_bytes(&mut self, entry: Entry) -> Result<(), Fault> {
-        self.true_bytes(entry)?;
-        let version = self.version_of(entry)?;
-        // A rerun would bring back what the operator made, not what the program has put there since.
-        if shim::is_filled(entry, false)? {
-            self.ancestry.becomes_root(version);
-            return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
-        }
-        shim::park(entry)?;
-        self.free_copy(entry);
-        self.live_mut(entry)?.place = Place::Dropped;
-        self.ancestry.drop_bytes(version);
-        self.dropped.insert(version);
-        // Its own roots are alive: the ancestry says so.
-        self.take_custody()?;
-        shim::release(entry)?;
-        Ok(())
-    }
-
-    /// The entry whose bytes are `version` now.
-    pub(crate) fn at_hand(&self, version: VersionId) -> Option<Entry> {
-        let seen = self.ancestry.version(version);
-        let in_place =
-            || seen.is_current && self.get(seen.entry).is_some_and(|live| matches!(live.place, Place::Resident));
-        seen.beside.or_else(|| in_place().then_some(seen.entry))
-    }
-
-    /// Releases a version that stands beside the program.
-    pub(crate) fn release(&mut self, version: VersionId) -> Result<(), Fault> {
-        self.take_beside(version).map_or(Ok(()), |twin| shim::discard(twin).map_err(Fault::from))
-    }
-
-    /// Brings back a storage that the slow tier holds, or that is on its way there or back.
-    ///
-    /// Where the slow tier does not give it back, it counts as dropped if reruns can restore it.
-    pub(crate) fn fetch(&mut self, entry: Entry) -> Result<(), Fault> {
-        let mut last = None;
-        for _ in 0..FETCH_ATTEMPTS {
-            let fetched = match self.live(entry)?.place {
-                Place::Resident | Place::Dropped => return Ok(()),
-                Place::Offloading(_) => self.recall(entry),
-                Place::Prefetching(_) => self.finish_prefetch(entry),
-                Place::Offloaded => self.fetch_now(entry),
-            };
-            match fetched {
-                Err(Fault::NoRoom(message)) => return Err(Fault::NoRoom(message)),
-                Err(fault) => {
-                    self.report.failed_copies += u64::from(matches!(fault, Fault::Copy(_)));
-                    last = Some(fault);
-                }
-                Ok(()) => {}
-            }
-        }
-        if matches!(self.live(entry)?.place, Place::Resident) || self.rescue(entry)? {
-            return Ok(());
-        }
-        match (last, self.live(entry)?.version) {
-            (Some(Fault::Copy(error)), Some(version)) if self.ancestry.is_rebuildable(version) => {
-                // What goes there does not come back.
-                self.swap_refused.get_or_insert(error);
-                self.free_copy(entry);
-                self.live_mut(entry)?.place = Place::Dropped;
-                self.ancestry.drop_bytes(version);
-                self.dropped.insert(version);
-                self.take_custody()
-            }
-            (Some(fault), _) => Err(Fault::Broken(format!(
-                "{} bytes cannot be read back from the slow tier, which still holds them: {fault}",
-                self.live(entry)?.bytes
-            ))),
-            (None, _) => Err(Fault::Broken(format!("{entry:?} does not come back"))),
-        }
-    }
-
-    /// Brings a storage back past the workers that have failed to: whether that worked.
-    fn rescue(&mut self, entry: Entry) -> Result<bool, Fault> {
-        let to = self.with_room(self.live(entry)?.bytes, |_| Ok(shim::allocate(entry)?))?;
-        let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
-        let copy = copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?;
-        // SAFETY: the entry has just allocated as many bytes, and nobody else knows them.
-        if unsafe { self.engine.rescue(copy, to) }.is_err() {
-            shim::release(entry)?;
-            return Ok(false);
-        }
-        shim::unpark(entry)?;
-        let live = self.live_mut(entry)?;
-        live.place = Place::Resident;
-        self.report.prefetched_bytes += live.bytes;
-        Ok(true)
-    }
-
-    fn fetch_now(&mut self, entry: Entry) -> Result<(), Fault> {
-        self.with_room(self.live(entry)?.bytes, |residency| residency.prefetch(&[entry]))?;
-        self.finish_prefetch(entry)
-    }
-
-    /// Makes room for so many bytes until `allocate` gets them, or nothing is left to evict.
-    fn with_room<T>(
-        &mut self,
-        bytes: u64,
-        mut allocate: impl FnMut(&mut Self) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        let mut more = bytes;
-        loop {
-            self.relieve(bytes)?;
-            match allocate(self) {
-                // Another thread took the room that was just made, or the device refuses what the line has room for.
-                Err(Fault::NoRoom(message)) if self.has_room(bytes) => {
-                    if !self.relieve_device(more)? {
-                        return Err(Fault::NoRoom(message));
-                    }
-                    more = more.saturating_mul(2);
-                }
-                Err(Fault::NoRoom(_)) => {}
-                allocated => return allocated,
-            }
-        }
-    }
-
-    /// The next rerun on the way to what `rebuild` makes; none once it is there.
-    pub(crate) fn next_job(&mut self, rebuild: &mut Rebuild) -> Result<Option<Job>, Fault> {
-        loop {
-            let is_goal = rebuild.frames.len() == 1;
-            let Some(top) = rebuild.frames.last_mut() else { return Ok(None) };
-            let version = top.version;
-            let is_there = if is_goal { self.is_reached(version)? } else { self.at_hand(version).is_some() };
-            if is_there {
-                let frame = rebuild.frames.pop().expect("looked at above");
-                self.close(frame)?;
-                continue;
-            }
-            let seen = self.ancestry.version(version);
-            let entry = seen.entry;
-            if seen.is_current && !matches!(self.live(entry)?.place, Place::Dropped) {
-                self.fetch(entry)?;
-                continue;
-            }
-            let maker = match top.maker {
-                Some(maker) => maker,
-                None => self.open(top)?,
-            };
-            let next = match top.agenda.last() {
-                Some(&(version, _)) if !self.ancestry.is_missing(version) => {
-                    self.settle(top)?;
-                    continue;
-                }
-                // Bytes ran out, and something that was made for it went.
-                Some(&(version, next)) if !self.ancestry.is_ready(next) => {
-                    rebuild.frames.push(Frame::of(version));
-                    continue;
-                }
-                Some(&(_, next)) => next,
-                None if !self.ancestry.is_ready(maker) => {
-                    self.fill_agenda(top, maker)?;
-                    continue;
-                }
-                None => maker,
-            };
-            // What was made meanwhile may have been swapped to make room for the rest, which takes room itself.
-            let inputs = self.current_inputs(next);
-            self.fetch_together(&inputs)?;
-            if self.are_resident(&inputs) && self.ancestry.is_ready(next) {
-                return self.job(next, true).map(Some);
-            }
-        }
-    }
-
-    /// Whether the goal of a rebuild is in its storage. What stands beside the program since it was made for a rerun, the
-    /// storage having been dropped only later, is put there, unless another thread's rerun reads it.
-    fn is_reached(&mut self, goal: VersionId) -> Result<bool, Fault> {
-        let seen = self.ancestry.version(goal);
-        if seen.is_dropped
-            && seen.wanted == 0
-            && let Some(twin) = self.take_beside(goal)
-        {
-            self.restore(goal, twin)?;
-            self.take_custody()?;
-        }
-        Ok(!self.ancestry.version(goal).is_dropped && self.at_hand(goal).is_some())
-    }
-
-    /// The storages that still hold what `maker` reads, where it does not stand beside the program.
-    fn current_inputs(&self, maker: MakerId) -> Vec<Entry> {
-        let inputs = self.ancestry.inputs(maker).iter().flatten().map(|&input| self.ancestry.version(input));
-        inputs.filter(|input| input.is_current && input.beside.is_none()).map(|input| input.entry).collect()
-    }
-
-    /// Marks what a rerun will read.
-    fn open(&mut self, frame: &mut Frame) -> Result<MakerId, Fault> {
-        let maker = self.ancestry.version(frame.version).maker;
-        let maker = maker.ok_or_else(|| Fault::Broken(format!("{:?} is a lost root", frame.version)))?;
-        frame.maker = Some(maker);
-        self.rebuilds += 1;
-        let inputs: Vec<VersionId> = self.ancestry.inputs(maker).iter().flatten().copied().collect();
-        for input in inputs {
-            let seen = self.ancestry.version(input);
-            let (entry, is_current) = (seen.entry, seen.is_current);
-            if is_current {
-                self.live_mut(entry)?.awaited += 1;
-                frame.awaited.push(entry);
-            }
-        }
-        Ok(maker)
-    }
-
-    /// Writes down what must be made before a frame's maker can run.
-    fn fill_agenda(&mut self, frame: &mut Frame, maker: MakerId) -> Result<(), Fault> {
-        frame.agenda = self.ancestry.missing(maker);
-        frame.agenda.iter().for_each(|&(_, maker)| self.ancestry.expect(maker, true));
-        match frame.agenda[..] {
-            [] => Err(Fault::Broken(format!("what {:?} is made from is lost", frame.version))),
-            _ => Ok(()),
-        }
-    }
-
-    /// What comes next on a frame's agenda is there.
-    fn settle(&mut self, frame: &mut Frame) -> Result<(), Fault> {
-        let Some((version, maker)) = frame.agenda.pop() else { return Ok(()) };
-        self.ancestry.expect(maker, false);
-        if frame.maker.is_some_and(|reader| self.ancestry.inputs(reader).contains(&Some(version))) {
-            frame.made.push(version);
-            self.ancestry.version_mut(version).wanted += 1;
-        }
-        self.tidy_inputs(maker)
-    }
-
-    /// Unmarks what a rerun read, and releases what nothing will read again.
-    fn close(&mut self, frame: Frame) -> Result<(), Fault> {
-        let Some(maker) = frame.maker else { return Ok(()) };
-        self.rebuilds -= 1;
-        self.end_wait(&frame.awaited);
-        for &made in &frame.made {
-            self.ancestry.version_mut(made).wanted -= 1;
-        }
-        for &(_, maker) in &frame.agenda {
-            self.ancestry.expect(maker, false);
-        }
-        let given_up = frame.agenda.into_iter().map(|(_, maker)| maker);
-        given_up.chain([maker]).try_for_each(|maker| self.tidy_inputs(maker))
-    }
-
-    /// Unmarks everything: the rebuild cannot go on.
-    pub(crate) fn abandon(&mut self, rebuild: Rebuild) {
-        for frame in rebuild.frames.into_iter().rev() {
-            // What cannot be released now is released with the iteration.
-            let _ = self.close(frame);
-        }
-    }
-
-    /// Releases what a maker read and nothing will read again.
-    fn tidy_inputs(&mut self, maker: MakerId) -> Result<(), Fault> {
-        let inputs: Vec<VersionId> = self.ancestry.inputs(maker).iter().flatten().copied().collect();
-        inputs.into_iter().try_for_each(|input| self.tidy(input))
-    }
-
-    /// Releases a version beside the program that no rerun wants and no dropped storage will be rebuilt from.
-    fn tidy(&mut self, version: VersionId) -> Result<(), Fault> {
-        let seen = self.ancestry.version(version);
-        let has_use = seen.wanted + seen.expected > 0 || (self.ancestry.is_anchored(version) && !seen.is_current);
-        if seen.beside.is_some() && !has_use { self.release(version) } else { Ok(()) }
-    }
-
-    /// A rerun of `maker`, all of whose inputs must be at hand. They are locked until it is booked.
-    pub(crate) fn job(&mut self, maker: MakerId, is_tidy: bool) -> Result<Job, Fault> {
-        let recipe = self.ancestry.maker(maker).recipe.clone();
-        let (outputs, read) = (self.ancestry.outputs(maker).len(), self.ancestry.inputs(maker).to_vec());
-        let mut inputs = Vec::with_capacity(read.len());
-        let mut locked = Vec::new();
-        for version in &read {
-            inputs.push(match *version {
-                None => Entry::NONE,
-                Some(version) => {
-                    let entry = self.at_hand(version);
-                    let entry = entry.ok_or_else(|| Fault::Broken(format!("{version:?} is not there")))?;
-                    if self.ancestry.version(version).beside.is_none() {
-                        locked.push(entry);
-                    }
-                    entry
-                }
-            });
-        }
-        for &version in read.iter().flatten() {
-            self.ancestry.version_mut(version).wanted += 1;
-        }
-        for &entry in &locked {
-            self.live_mut(entry)?.users += 1;
-        }
-        self.rebuilds += 1;
-        Ok(Job { maker, recipe, inputs, outputs, locked, is_tidy })
-    }
-
-    /// Books a rerun: its results are put into the storages that are dropped at them, the others stand beside.
-    pub(crate) fn book(&mut self, done: Done) -> Result<(), Fault> {
-        let Done { job, results, started, elapsed_ns } = done;
-        self.rebuilds -= 1;
-        self.tick(false);
-        self.end_use(job.locked.iter().copied());
-        let read: Vec<VersionId> = self.ancestry.inputs(job.maker).iter().flatten().copied().collect();
-        let outputs = self.ancestry.outputs(job.maker).to_vec();
-        for &version in &read {
-            self.ancestry.version_mut(version).wanted -= 1;
-        }
-        let results = results?;
-        self.report.reruns += 1;
-        self.report.rerun_ns += elapsed_ns;
-        self.events.reran(started, elapsed_ns);
-        for (&version, &result) in outputs.iter().zip(&results) {
-            // Written in place: the version that it was is no more.
-            if let Some(&consumed) = read.iter().find(|&&input| self.ancestry.version(input).beside == Some(result)) {
-                self.take_beside(consumed);
-            }
-            if self.ancestry.version(version).beside.is_some_and(|twin| twin != result) {
-                // Another output of this operator was wanted, and this one had been made before.
-                self.release(version)?;
-            }
-            let seen = self.ancestry.version_mut(version);
-            if seen.is_dropped {
-                self.restore(version, result)?;
-            } else {
-                seen.beside = Some(result);
-                self.beside.push(version);
-            }
-        }
-        self.take_custody()?;
-        if job.is_tidy {
-            for &version in outputs.iter().chain(&read) {
-                self.tidy(version)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts the bytes of `made` into the storage that was dropped when it held `version`.
-    fn restore(&mut self, version: VersionId, made: Entry) -> Result<(), Fault> {
-        let entry = self.ancestry.version(version).entry;
-        shim::adopt(made, entry)?;
-        self.live_mut(entry)?.place = Place::Resident;
-        self.dropped.remove(&version);
-        self.ancestry.restored(version);
-        Ok(())
-    }
-
-    /// Books that a version does not stand beside the program any more, and says what held it there.
-    fn take_beside(&mut self, version: VersionId) -> Option<Entry> {
-        let twin = self.ancestry.version_mut(version).beside.take();
-        if twin.is_some() {
-            self.beside.retain(|other| *other != version);
-        }
-        twin
-    }
-
-    /// The program is about to use these storages: what the slow tier holds of them is let go.
-    pub(crate) fn free_copies(&mut self, accesses: &[RawAccess]) {
-        for access in accesses {
-            debug_assert!(
-                self.get(access.entry).is_some_and(|live| matches!(live.place, Place::Resident)),
-                "{:?} is {:?} where it is used",
-                access.entry,
-                self.get(access.entry).map(|live| &live.place)
-            );
-            self.free_copy(access.entry);
-        }
     }
 
     /// Lets go of every copy and of everything beside the program. Everything must be resident.

@@ -1,0 +1,304 @@
+//! Moves the bytes of storages to the slow tiers and back.
+//!
+//! A copy goes only once its bytes are back, and bytes leave the device only once their copy is made: a slow tier that fails
+//! loses nothing.
+
+use std::time::Instant;
+
+use super::copy::{CopyError, DeviceBytes, Ticket};
+use super::events::Channel;
+use super::residency::{Fault, Live, Place, Residency};
+use super::shim::{self, Entry, RawAccess};
+use crate::hardware::Tier;
+
+/// Reads of the slow tier that may fail one after another before the storage is given up for now.
+const FETCH_ATTEMPTS: usize = 3;
+
+impl Residency {
+    /// Starts copying storages to the slow tier, as one slab.
+    pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier) -> Result<(), Fault> {
+        let mut pieces = Vec::with_capacity(entries.len());
+        for &entry in entries {
+            let bytes = self.true_bytes(entry)? as usize;
+            pieces.push(DeviceBytes { start: shim::park(entry)?, bytes });
+        }
+        // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
+        let mut started = unsafe { self.engine.offload(&pieces, tier) };
+        if started.is_err() && tier == Tier::Host {
+            // SAFETY: as above.
+            started = unsafe { self.engine.offload(&pieces, Tier::File) }.or(started);
+        }
+        let (copies, ticket) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                for &entry in entries {
+                    shim::unpark(entry)?;
+                }
+                self.refuse_swap(error.clone());
+                return Err(error.into());
+            }
+        };
+        let mut total = 0;
+        for (&entry, copy) in entries.iter().zip(copies) {
+            self.free_copy(entry);
+            let live = self.live_mut(entry)?;
+            live.copy = Some(copy);
+            live.place = Place::Offloading(ticket.clone());
+            total += live.bytes;
+            self.offloading.push_back(entry);
+        }
+        self.report.offloaded_bytes += total;
+        self.events.copy_started(Channel::Offload, entries[0], total);
+        Ok(())
+    }
+
+    /// A copy to the slow tier failed: nothing else goes there in this iteration.
+    pub(super) fn refuse_swap(&mut self, error: CopyError) {
+        self.report.failed_copies += 1;
+        self.swap_refused = Some(error);
+    }
+
+    /// Waits for an offload and releases the device bytes. Where the copy failed they are put back in place.
+    pub(crate) fn finish_offload(&mut self, entry: Entry) -> Result<(), Fault> {
+        self.offloading.retain(|other| *other != entry);
+        // The program may have let go of it meanwhile; then its bytes are free already.
+        if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
+            let ticket = ticket.clone();
+            if let Err(error) = self.wait(&ticket) {
+                shim::unpark(entry)?;
+                self.live_mut(entry)?.place = Place::Resident;
+                self.free_copy(entry);
+                self.refuse_swap(error.clone());
+                return Err(error.into());
+            }
+            self.events.copy_ended(Channel::Offload, entry);
+            shim::release(entry)?;
+            self.live_mut(entry)?.place = Place::Offloaded;
+        }
+        Ok(())
+    }
+
+    /// Waits for an offload and puts the bytes back in place: the program wants them already.
+    pub(crate) fn recall(&mut self, entry: Entry) -> Result<(), Fault> {
+        self.offloading.retain(|other| *other != entry);
+        if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
+            let ticket = ticket.clone();
+            let waited = self.wait(&ticket);
+            self.events.copy_ended(Channel::Offload, entry);
+            shim::unpark(entry)?;
+            self.live_mut(entry)?.place = Place::Resident;
+            if let Err(error) = waited {
+                // The copy is worth nothing; the bytes never left.
+                self.free_copy(entry);
+                self.refuse_swap(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates device bytes and starts copying storages back. Where that fails they stay in the slow tier.
+    pub(crate) fn prefetch(&mut self, entries: &[Entry]) -> Result<(), Fault> {
+        let mut ends = Vec::with_capacity(entries.len());
+        let mut allocated = 0;
+        let mut failure: Option<Fault> = None;
+        for &entry in entries {
+            match shim::allocate(entry) {
+                Ok(device) => {
+                    allocated += 1;
+                    ends.push(device);
+                }
+                Err(error) => {
+                    failure = Some(error.into());
+                    break;
+                }
+            }
+        }
+        if failure.is_none() {
+            match self.start_prefetch(entries, &ends) {
+                Ok(ticket) => {
+                    let mut total = 0;
+                    for &entry in entries {
+                        let live = self.live_mut(entry)?;
+                        live.place = Place::Prefetching(ticket.clone());
+                        total += live.bytes;
+                    }
+                    self.report.prefetched_bytes += total;
+                    self.events.copy_started(Channel::Prefetch, entries[0], total);
+                    return Ok(());
+                }
+                Err(fault) => failure = Some(fault),
+            }
+        }
+        for &entry in &entries[..allocated] {
+            shim::release(entry)?;
+        }
+        Err(failure.expect("every way here sets it"))
+    }
+
+    fn start_prefetch(&mut self, entries: &[Entry], ends: &[*mut u8]) -> Result<Ticket, Fault> {
+        let mut copies = Vec::with_capacity(entries.len());
+        for (entry, &end) in entries.iter().zip(ends) {
+            let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
+            copies.push((copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?, end));
+        }
+        // SAFETY: the entries keep the device bytes, and the table the copies, until the ticket has been waited for.
+        Ok(unsafe { self.engine.prefetch(&copies) }?)
+    }
+
+    /// Waits until the prefetched bytes have arrived. Where they do not, they stay in the slow tier.
+    pub(crate) fn finish_prefetch(&mut self, entry: Entry) -> Result<(), Fault> {
+        if let Some(Live { place: Place::Prefetching(ticket), .. }) = self.get(entry) {
+            let ticket = ticket.clone();
+            if let Err(error) = self.wait(&ticket) {
+                shim::release(entry)?;
+                self.live_mut(entry)?.place = Place::Offloaded;
+                return Err(error.into());
+            }
+            self.events.copy_ended(Channel::Prefetch, entry);
+            shim::unpark(entry)?;
+            self.live_mut(entry)?.place = Place::Resident;
+        }
+        Ok(())
+    }
+
+    /// Whether the slow tier holds an equal copy of a resident storage.
+    pub(crate) fn has_copy(&self, entry: Entry) -> bool {
+        self.get(entry).is_some_and(|live| live.copy.is_some() && matches!(live.place, Place::Resident))
+    }
+
+    /// Releases device bytes of which the slow tier still holds an equal copy.
+    pub(crate) fn discard(&mut self, entry: Entry) -> Result<(), Fault> {
+        debug_assert!(self.has_copy(entry));
+        shim::park(entry)?;
+        shim::release(entry)?;
+        self.live_mut(entry)?.place = Place::Offloaded;
+        Ok(())
+    }
+
+    /// Brings all of them back from the slow tier, none at the expense of another. Where the slow tier fails they may
+    /// count as dropped afterwards.
+    pub(crate) fn fetch_together(&mut self, entries: &[Entry]) -> Result<(), Fault> {
+        self.begin_use(entries)?;
+        let fetched = entries.iter().try_for_each(|&entry| self.fetch(entry));
+        for &entry in entries {
+            self.live_mut(entry)?.users -= 1;
+        }
+        fetched
+    }
+
+    /// Brings back a storage that the slow tier holds, or that is on its way there or back.
+    ///
+    /// Where the slow tier does not give it back, it counts as dropped if reruns can restore it.
+    pub(crate) fn fetch(&mut self, entry: Entry) -> Result<(), Fault> {
+        let mut last = None;
+        for _ in 0..FETCH_ATTEMPTS {
+            let fetched = match self.live(entry)?.place {
+                Place::Resident | Place::Dropped => return Ok(()),
+                Place::Offloading(_) => self.recall(entry),
+                Place::Prefetching(_) => self.finish_prefetch(entry),
+                Place::Offloaded => self.fetch_now(entry),
+            };
+            match fetched {
+                Err(Fault::NoRoom(message)) => return Err(Fault::NoRoom(message)),
+                Err(fault) => {
+                    self.report.failed_copies += u64::from(matches!(fault, Fault::Copy(_)));
+                    last = Some(fault);
+                }
+                Ok(()) => {}
+            }
+        }
+        if matches!(self.live(entry)?.place, Place::Resident) || self.rescue(entry)? {
+            return Ok(());
+        }
+        match (last, self.live(entry)?.version) {
+            (Some(Fault::Copy(error)), Some(version)) if self.ancestry.is_rebuildable(version) => {
+                // What goes there does not come back.
+                self.swap_refused.get_or_insert(error);
+                self.free_copy(entry);
+                self.live_mut(entry)?.place = Place::Dropped;
+                self.ancestry.drop_bytes(version);
+                self.dropped.insert(version);
+                self.take_custody()
+            }
+            (Some(fault), _) => Err(Fault::Broken(format!(
+                "{} bytes cannot be read back from the slow tier, which still holds them: {fault}",
+                self.live(entry)?.bytes
+            ))),
+            (None, _) => Err(Fault::Broken(format!("{entry:?} does not come back"))),
+        }
+    }
+
+    /// Brings a storage back past the workers that have failed to: whether that worked.
+    fn rescue(&mut self, entry: Entry) -> Result<bool, Fault> {
+        let to = self.with_room(self.live(entry)?.bytes, |_| Ok(shim::allocate(entry)?))?;
+        let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
+        let copy = copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?;
+        // SAFETY: the entry has just allocated as many bytes, and nobody else knows them.
+        if unsafe { self.engine.rescue(copy, to) }.is_err() {
+            shim::release(entry)?;
+            return Ok(false);
+        }
+        shim::unpark(entry)?;
+        let live = self.live_mut(entry)?;
+        live.place = Place::Resident;
+        self.report.prefetched_bytes += live.bytes;
+        Ok(true)
+    }
+
+    fn fetch_now(&mut self, entry: Entry) -> Result<(), Fault> {
+        self.with_room(self.live(entry)?.bytes, |residency| residency.prefetch(&[entry]))?;
+        self.finish_prefetch(entry)
+    }
+
+    /// Makes room for so many bytes until `allocate` gets them, or nothing is left to evict.
+    fn with_room<T>(
+        &mut self,
+        bytes: u64,
+        mut allocate: impl FnMut(&mut Self) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut more = bytes;
+        loop {
+            self.relieve(bytes)?;
+            match allocate(self) {
+                // Another thread took the room that was just made, or the device refuses what the line has room for.
+                Err(Fault::NoRoom(message)) if self.has_room(bytes) => {
+                    if !self.relieve_device(more)? {
+                        return Err(Fault::NoRoom(message));
+                    }
+                    more = more.saturating_mul(2);
+                }
+                Err(Fault::NoRoom(_)) => {}
+                allocated => return allocated,
+            }
+        }
+    }
+
+    pub(super) fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        let started = Instant::now();
+        let waited = self.engine.wait(ticket);
+        let stall_ns = started.elapsed().as_nanos() as u64;
+        self.report.stall_ns += stall_ns;
+        self.events.stalled(started, stall_ns);
+        waited
+    }
+
+    pub(super) fn free_copy(&mut self, entry: Entry) {
+        if let Some(copy) = self.live.get_mut(entry.index()).and_then(Option::as_mut).and_then(|live| live.copy.take())
+        {
+            self.engine.free(copy);
+        }
+    }
+
+    /// The program is about to use these storages: what the slow tier holds of them is let go.
+    pub(crate) fn free_copies(&mut self, accesses: &[RawAccess]) {
+        for access in accesses {
+            debug_assert!(
+                self.get(access.entry).is_some_and(|live| matches!(live.place, Place::Resident)),
+                "{:?} is {:?} where it is used",
+                access.entry,
+                self.get(access.entry).map(|live| &live.place)
+            );
+            self.free_copy(access.entry);
+        }
+    }
+}
