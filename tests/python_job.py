@@ -150,6 +150,14 @@ class ByAddress(torch.autograd.Function):
         return gradient * (1 + zlib.crc32(ctypes.string_at(made.data_ptr(), made.nbytes)) % 16 / 16)
 
 
+class Branch:
+    """An operator that takes functions, and chooses its kernel in Python."""
+
+    @staticmethod
+    def apply(values):
+        return torch.cond(values.sum() > 0, lambda held: held * 1.01, lambda held: held + 0.01 * held.sin(), (values,))
+
+
 class Count(TorchDispatchMode):
     """Counts operators."""
 
@@ -307,7 +315,7 @@ def main():
     parser.add_argument("--saves", action="store_true")
     parser.add_argument("--in-python", action="store_true")
     parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--past-dispatcher", choices=["graphs", "addresses"])
+    parser.add_argument("--past-dispatcher", choices=["graphs", "addresses", "functions"])
     parser.add_argument("--shared", choices=["replicated", "sharded", "split"])
     asked = parser.parse_args()
 
@@ -319,7 +327,7 @@ def main():
         past_dispatcher.run, past_dispatcher.touch = plimsoll._compiled.run_as_region, plimsoll.touch
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    between = {None: None, "graphs": DropOut, "addresses": ByAddress}[asked.past_dispatcher]
+    between = {None: None, "graphs": DropOut, "addresses": ByAddress, "functions": Branch}[asked.past_dispatcher]
     model = Model(asked.in_python, between).to(asked.device)
     if asked.compiled:
         # Of sizes that are symbols to the compiler.

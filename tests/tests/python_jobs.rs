@@ -205,6 +205,7 @@ fn what_goes_past_the_dispatcher_keeps_every_bit() {
         }
     }
     assert_planned(&ground.report_within_budget("cpu", "--past-dispatcher addresses", ""));
+    assert_planned(&ground.report_within_budget("cpu", "--past-dispatcher functions", ""));
 }
 
 #[test]

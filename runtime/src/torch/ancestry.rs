@@ -470,6 +470,10 @@ impl<R> Ancestry<R> {
             }
         }
         for (maker, heir) in heirs {
+            // It was wanted only for what another one serves for.
+            if !self.is_anchored(heir) {
+                continue;
+            }
             let held = self.version_mut(heir);
             held.is_held = true;
             let entry = held.entry;
@@ -658,6 +662,27 @@ mod tests {
         ancestry.lose(x);
         assert!(ancestry.is_rebuildable(w));
         assert_eq!(ancestry.dependents(z, [w].into_iter()), [w]);
+    }
+
+    #[test]
+    fn what_was_only_wanted_for_another_that_stands_is_not_held_in_the_roots_stead() {
+        let mut ancestry = Ancestry::new();
+        let [x, y, z, w, gone] = [1, 2, 3, 4, 5].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let forgotten = ancestry.add_maker((), &[Some(x)], &[gone], 1);
+        ancestry.add_maker((), &[Some(x)], &[y], 1);
+        ancestry.lose(gone);
+        ancestry.prune();
+        // z is made from both, by the maker that comes first in the table.
+        assert_eq!(ancestry.add_maker((), &[Some(x), Some(y)], &[z], 1), forgotten);
+        ancestry.add_maker((), &[Some(z)], &[w], 1);
+        ancestry.drop_bytes(w);
+        ancestry.take_custody();
+        assert!(ancestry.relinquish(x));
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(3)), Custody::Unhold(Entry::numbered(1))]);
+        ancestry.lose(x);
+        assert!(ancestry.is_held(z) && !ancestry.is_anchored(y), "y may go");
+        ancestry.restored(w);
+        assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(3))]);
     }
 
     #[test]
