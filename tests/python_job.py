@@ -310,6 +310,7 @@ def main():
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--detect", action="store_true")
     parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--elsewhere", action="store_true")
     parser.add_argument("--forks", action="store_true")
     parser.add_argument("--hooked", action="store_true")
     parser.add_argument("--saves", action="store_true")
@@ -344,11 +345,22 @@ def main():
         beside = Beside()
         beside.start()
     count = Count() if asked.in_python else contextlib.nullcontext()
-    with count, runtime.detect() if asked.detect else contextlib.nullcontext():
-        for _ in range(asked.iterations):
-            guard = runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext()
-            with beside.watch(guard) if beside else guard:
-                losses.append(train_step(model, optimizer, asked.device, before_backward))
+
+    def train():
+        with count, runtime.detect() if asked.detect else contextlib.nullcontext():
+            for _ in range(asked.iterations):
+                guard = runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext()
+                with beside.watch(guard) if beside else guard:
+                    losses.append(train_step(model, optimizer, asked.device, before_backward))
+
+    if asked.elsewhere:
+        loop = threading.Thread(target=train)
+        loop.start()
+        while loop.is_alive():
+            assert not runtime or runtime.report()["iterations"] <= asked.iterations
+            time.sleep(0.01)
+    else:
+        train()
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor

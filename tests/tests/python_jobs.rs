@@ -180,6 +180,14 @@ fn other_threads_of_a_job_go_on_while_it_is_planned() {
 }
 
 #[test]
+fn a_job_may_train_in_another_thread_than_that_which_made_its_runtime() {
+    let Some(ground) = ground() else { return };
+    for more in ["", "--detect"] {
+        ground.report_within_budget("cpu", "--elsewhere", more);
+    }
+}
+
+#[test]
 fn what_a_job_forks_within_an_iteration_is_left_alone() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
@@ -256,6 +264,7 @@ fn what_cannot_be_done_is_an_exception() {
     for (flags, exception, words) in [
         ("--budget 1MiB", "torch.OutOfMemoryError", "the least feasible budget found so far"),
         ("--budget 2lights", "ValueError", "2lights"),
+        ("--budget -1", "ValueError", "-1"),
         ("--budget 1GiB --device tpu", "ValueError", "unknown device `tpu`"),
         ("--budget 1GiB --policy missing.policy", "OSError", "missing.policy: No such file"),
         ("--budget 1GiB --policy dttr", "OSError", "nor is there a baseline of that name, only keep-all"),

@@ -24,6 +24,9 @@ class Runtime:
     Compile layers rather than the whole model. Leave CUDA graphs off, which go on with addresses that tensors have left; those of
     `torch.compile` are.
 
+    It may be made, used and asked for its report in any thread; an iteration is of the operators of the thread that began it, and
+    of its backward passes.
+
     A process that is forked within an iteration is left alone, as are those of a DataLoader, and has nothing of the tensors
     that are evicted at that moment.
     """

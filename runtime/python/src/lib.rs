@@ -17,19 +17,12 @@ use pyo3::types::PyDict;
 use send_wrapper::SendWrapper;
 
 /// Bytes, or a text such as `512MiB`.
-#[derive(FromPyObject)]
-enum Amount {
-    Bytes(u64),
-    Text(String),
-}
-
-impl Amount {
-    fn bytes(self) -> PyResult<u64> {
-        match self {
-            Amount::Bytes(bytes) => Ok(bytes),
-            Amount::Text(text) => text.parse().map(|Bytes(bytes)| bytes).map_err(value_error),
-        }
+fn bytes_of(amount: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(text) = amount.extract::<String>() {
+        return text.parse().map(|Bytes(bytes)| bytes).map_err(value_error);
     }
+    let none = |_| value_error(format!("{amount} is no number of bytes, nor a text such as 512MiB"));
+    amount.extract().map_err(none)
 }
 
 fn value_error(error: impl std::fmt::Display) -> PyErr {
@@ -68,7 +61,7 @@ fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyR
 }
 
 /// Keeps a training loop within a budget.
-#[pyclass(unsendable)]
+#[pyclass(frozen)]
 struct Runtime(torch::Runtime);
 
 #[pymethods]
@@ -77,16 +70,16 @@ impl Runtime {
     #[pyo3(signature = (budget, policy = None, *, device = "cpu", swap = None, recompute = None, host_limit = None,
                         log_events = false))]
     fn new(
-        budget: Amount,
+        budget: &Bound<'_, PyAny>,
         policy: Option<PathBuf>,
         device: &str,
         swap: Option<bool>,
         recompute: Option<bool>,
-        host_limit: Option<Amount>,
+        host_limit: Option<&Bound<'_, PyAny>>,
         log_events: bool,
     ) -> PyResult<Self> {
         let device: DeviceName = device.parse().map_err(value_error)?;
-        let mut builder = torch::Runtime::builder().budget(Budget::bytes(budget.bytes()?));
+        let mut builder = torch::Runtime::builder().budget(Budget::bytes(bytes_of(budget)?));
         if let Some(path) = policy {
             builder = match BASELINES.into_iter().find(|name| path.as_os_str() == *name) {
                 Some(name) => builder.baseline(name),
@@ -97,7 +90,7 @@ impl Runtime {
             let [swap, recompute] = [swap, recompute].map(|allowed| allowed.unwrap_or(true));
             builder = builder.actions(ActionSet { swap, recompute });
         }
-        let limit_bytes = host_limit.map(Amount::bytes).transpose()?;
+        let limit_bytes = host_limit.map(bytes_of).transpose()?;
         builder = match device {
             DeviceName::Cpu => match limit_bytes {
                 Some(bytes) => builder.engine(Box::new(HostEngine::with_limit(bytes, None))),
@@ -123,53 +116,76 @@ impl Runtime {
 
     #[getter]
     fn budget(&self) -> u64 {
-        self.0.budget().as_bytes()
+        detached(|| self.0.budget().as_bytes())
     }
 
     #[setter]
-    fn set_budget(&mut self, budget: Amount) -> PyResult<()> {
-        let budget = Budget::bytes(budget.bytes()?);
+    fn set_budget(&self, budget: &Bound<'_, PyAny>) -> PyResult<()> {
+        let budget = Budget::bytes(bytes_of(budget)?);
         detached(|| self.0.set_budget(budget));
         Ok(())
     }
 
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let report = py.import("json")?.call_method1("loads", (self.0.report().to_json(),))?;
+        let report = detached(|| self.0.report().to_json());
+        let report = py.import("json")?.call_method1("loads", (report,))?;
         Ok(report.cast_into()?)
     }
 
     fn write_chrome_trace(&self, path: PathBuf) -> PyResult<()> {
-        self.0.write_chrome_trace(path).map_err(|error| PyOSError::new_err(error.to_string()))
+        detached(|| self.0.write_chrome_trace(path)).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 
     fn __str__(&self) -> String {
-        self.0.report().to_string()
+        detached(|| self.0.report().to_string())
     }
 }
 
 /// One iteration, or a loop whose iterations are found, for `with`.
-#[pyclass(unsendable)]
+#[pyclass]
 struct Guard {
     runtime: Py<Runtime>,
     finds_iterations: bool,
-    /// What keeps operators under the budget while it lives.
-    held: Option<Box<dyn Any>>,
+    /// What keeps the operators of a thread under the budget while it lives.
+    held: Option<SendWrapper<Box<dyn Any>>>,
+}
+
+impl Guard {
+    /// Whether another thread has entered it.
+    fn is_elsewhere(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| !held.valid())
+    }
 }
 
 #[pymethods]
 impl Guard {
-    fn __enter__(&mut self, py: Python<'_>) -> PyResult<()> {
-        let runtime = &mut self.runtime.borrow_mut(py).0;
+    fn __enter__(&mut self) -> PyResult<()> {
+        if self.is_elsewhere() {
+            return Err(runtime_error("another thread is within this already"));
+        }
+        let runtime = &self.runtime.get().0;
         let started = detached(|| -> Result<Box<dyn Any>, SessionError> {
             Ok(if self.finds_iterations { Box::new(runtime.start_detecting()?) } else { Box::new(runtime.start()?) })
         });
-        self.held = Some(started.map_err(runtime_error)?);
+        self.held = Some(SendWrapper::new(started.map_err(runtime_error)?));
         Ok(())
     }
 
-    fn __exit__(&mut self, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) -> bool {
+    fn __exit__(&mut self, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) -> PyResult<bool> {
+        if self.is_elsewhere() {
+            return Err(runtime_error("it ends in the thread that began it"));
+        }
         detached(|| self.held = None);
-        false
+        Ok(false)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.is_elsewhere() {
+            // Its thread never left it: operators there go on as they were.
+            std::mem::forget(self.held.take());
+        }
     }
 }
 

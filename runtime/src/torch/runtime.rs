@@ -296,7 +296,7 @@ impl Runtime {
     }
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
-    pub fn start(&mut self) -> Result<Running, SessionError> {
+    pub fn start(&self) -> Result<Running, SessionError> {
         let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
         let open = Open::begin(self.session, &self.shared, leader, wanted, line_bytes)?;
         Ok(Running { shared: Arc::clone(&self.shared), keeper: Arc::clone(&self.keeper), open: Some(open) })
@@ -312,7 +312,7 @@ impl Runtime {
     }
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
-    pub fn start_detecting(&mut self) -> Result<Detecting, SessionError> {
+    pub fn start_detecting(&self) -> Result<Detecting, SessionError> {
         let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
         let detector = Arc::new(Detector::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
@@ -327,7 +327,7 @@ impl Runtime {
     }
 
     /// Draws the line elsewhere, from the next iteration on. Plans are made anew.
-    pub fn set_budget(&mut self, budget: Budget) {
+    pub fn set_budget(&self, budget: Budget) {
         let Keeper { budget: line, library, report } = &mut *lock(&self.keeper);
         let mut driver = self.shared.lock();
         *line = budget;
