@@ -2,11 +2,14 @@
 //! training goes on within a larger budget.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::thread;
 
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, bits, fast_link, one_at_a_time};
+use tch::{Device, Kind, Tensor};
 
 const ROWS: i64 = 512;
 
@@ -58,6 +61,28 @@ fn a_budget_below_what_stays_between_iterations() {
     assert!(error.to_string().contains("resident between iterations"), "{error}");
     assert_eq!(runtime.report().least_feasible_budget_bytes, resident);
     assert!(bits(&workload).iter().all(|(_, bytes)| !bytes.is_empty()));
+}
+
+/// Autograd's own thread lets go of the last of a graph when the backward pass has returned.
+#[test]
+fn what_another_thread_is_about_to_let_go_of_is_no_reason_to_refuse() {
+    let _running = one_at_a_time();
+    let mut workload = Perceptron::new(1);
+    let untouched = Untouched::run(|| Perceptron::new(1), iterate, 1);
+    let mut runtime = runtime(untouched.peak_bytes);
+    let too_much = Tensor::zeros([untouched.peak_bytes as i64], (Kind::Uint8, Device::Cpu));
+    let (ask, asked) = channel::<()>();
+    let other = thread::spawn(move || {
+        let _ = asked.recv();
+        drop(too_much);
+    });
+    drop(ask);
+    {
+        let _iteration = runtime.iteration();
+        workload.try_iterate(Course::Train(ROWS)).expect("it is gone by then");
+    }
+    other.join().unwrap();
+    assert_eq!(runtime.report().least_feasible_budget_bytes, 0);
 }
 
 #[test]

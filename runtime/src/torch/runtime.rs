@@ -23,6 +23,7 @@
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tch::Device;
 
@@ -208,6 +209,22 @@ pub(super) struct Keeper {
     report: Report,
 }
 
+/// How long another thread may take to let go of what nobody needs any more: autograd's own has the last of a graph, and is not
+/// waited for.
+const LINGERING: Duration = Duration::from_millis(100);
+
+/// The bytes that are there between iterations. Where they exceed `budget_bytes` others are given the time to let go of theirs.
+fn resident_within(budget_bytes: u64) -> u64 {
+    let started = Instant::now();
+    loop {
+        let resident_bytes = shim::live_bytes();
+        if resident_bytes <= budget_bytes || started.elapsed() > LINGERING {
+            return resident_bytes;
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// What the next iteration is to be.
 pub(super) struct Next {
     pub(super) leader: Option<usize>,
@@ -218,8 +235,8 @@ pub(super) struct Next {
 impl Keeper {
     /// Prepares the next iteration.
     pub(super) fn next(&mut self, driver: &mut Driver) -> Next {
-        let resident_bytes = shim::live_bytes();
         let budget_bytes = self.budget.0;
+        let resident_bytes = resident_within(budget_bytes);
         let over = resident_bytes > budget_bytes;
         driver.refusal = over.then(|| {
             format!(
