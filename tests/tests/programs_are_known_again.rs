@@ -5,7 +5,8 @@ use plimsoll_runtime::torch::IterationReport;
 use plimsoll_runtime::torch::report::Course as Driven;
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
-use plimsoll_tests::{Stage, one_at_a_time};
+use plimsoll_tests::{Stage, one_at_a_time, session};
+use tch::{Device, Kind, Tensor};
 
 fn run(courses: &[Course], share: f64) -> Vec<IterationReport> {
     let iterate = |workload: &mut Perceptron, iteration: usize| workload.iterate(courses[iteration]);
@@ -87,4 +88,29 @@ fn data_in_memory_that_libtorch_did_not_allocate() {
         assert!(report.followed && report.course == Driven::Planned, "{:?}", report.deviation);
         assert_eq!(Some(report.peak_bytes), report.predicted.map(|predicted| predicted.peak_bytes));
     }
+}
+
+#[test]
+fn storages_that_operators_make_larger() {
+    let _running = one_at_a_time();
+    const BYTES: u64 = 4 * 256 * 256;
+    let kind = (Kind::Float, Device::Cpu);
+    let resident = session().live_bytes();
+    let mut runtime = runtime(resident + 6 * BYTES);
+    for _ in 0..8 {
+        let _iteration = runtime.iteration();
+        let idle: Vec<Tensor> = (1..4).map(|value| Tensor::full([256, 256], value, kind).exp()).collect();
+        let into = Tensor::empty([0], kind);
+        let _ = idle[0].add_out(&into, &idle[1]);
+        let mut grown = Tensor::empty([0], kind);
+        let _ = grown.resize_([256, 256]).copy_(&into);
+        drop(into.relu().tanh());
+        let sum = idle.iter().fold(grown, |sum, one| sum + one).sum(Kind::Float);
+        assert!(f64::try_from(sum).unwrap() > 0.0);
+    }
+    let report = runtime.report();
+    for iteration in &report.latest[4..] {
+        assert!(iteration.followed && iteration.course == Driven::Planned, "{iteration:?}");
+    }
+    assert!(report.peak_bytes <= resident + 6 * BYTES);
 }

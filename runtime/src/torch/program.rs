@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use super::session::operator_name;
-use super::shim::{Entry, RawOperator};
+use super::shim::{Entry, RESIZED, RawOperator};
 use crate::lineage::{Lineage, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
 use crate::timeline::Prediction;
-use crate::trace::{OperatorId, StorageId, Trace};
+use crate::trace::{OperatorId, Storage, StorageId, Trace};
 
 /// A trace with its lineage.
 #[derive(Clone)]
@@ -281,7 +281,7 @@ impl Program {
         for (found, access) in operator.accesses().iter().zip(&expected.accesses) {
             let storage = access.storage;
             let expected = &trace.storages[storage.index()];
-            if found.bytes != expected.bytes || found.mode() != access.mode {
+            if !is_size_of(found.bytes, expected) || found.mode() != access.mode {
                 return at(format!("storage {} differs in size or use", storage.0));
             }
             match standing.entry(storage) {
@@ -345,7 +345,7 @@ impl Program {
                 .created()
                 .iter()
                 .zip(&expected.creates)
-                .all(|(found, storage)| found.bytes == trace.storages[storage.index()].bytes);
+                .all(|(found, storage)| is_size_of(found.bytes, &trace.storages[storage.index()]));
         if !alike {
             return Err(format!("operator {} ({}) made other storages", self.operator, self.name(self.operator)));
         }
@@ -403,6 +403,11 @@ impl Program {
         let position = self.known.lineage.replay_outputs(producer).iter().position(|output| *output == version)?;
         Some((producer, position))
     }
+}
+
+/// Whether a storage may be that of a trace by its size. One that changes has in the trace the largest that it had.
+fn is_size_of(bytes: u64, expected: &Storage) -> bool {
+    bytes == expected.bytes || expected.locked.as_deref() == Some(RESIZED)
 }
 
 /// Puts an item into its place in a table that grows.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::recorder::RecordError;
 use super::session::operator_name;
-use super::shim::{self, DeviceTimes, Entry, OnDevice, RawOperator};
+use super::shim::{self, DeviceTimes, Entry, OnDevice, RESIZED, RawOperator};
 use crate::lineage::Lineage;
 use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
 
@@ -182,7 +182,7 @@ impl Recording {
             let storage = self.now.storage_mut(local);
             storage.locked = access.locked().or(storage.locked);
             if storage.bytes != access.bytes {
-                storage.locked = Some("changes its size");
+                storage.locked = Some(RESIZED);
                 storage.bytes = storage.bytes.max(access.bytes);
             }
             if access.is_filled() {

@@ -12,7 +12,7 @@ use super::copy::{CopyEngine, CopyError, SlowCopy, Ticket};
 use super::events::Events;
 use super::reactive::Reactive;
 use super::report::IterationReport;
-use super::shim::{self, AllocateError, Entry, RawAccess, RawOperator, Recipe, ShimError};
+use super::shim::{self, AllocateError, Entry, RESIZED, RawAccess, RawOperator, Recipe, ShimError};
 use crate::trace::{AccessMode, Phase};
 
 /// Makers kept before the first pruning.
@@ -301,7 +301,7 @@ impl Residency {
             live.locked = live.locked.or(access.locked());
             if live.bytes != access.bytes {
                 live.bytes = access.bytes;
-                live.locked = Some("changes its size");
+                live.locked = Some(RESIZED);
             }
             // The shim could not look at what was away: that is done once it is back.
             if !access.was_away()
@@ -533,7 +533,7 @@ impl Residency {
         let live = self.live_mut(entry)?;
         if live.bytes != bytes {
             live.bytes = bytes;
-            live.locked = Some("changes its size");
+            live.locked = Some(RESIZED);
             return Err(Fault::Broken(format!("{entry:?} has changed its size")));
         }
         Ok(bytes)

@@ -9,6 +9,9 @@ use crate::trace::{AccessMode, Phase};
 const PLIMSOLL_FILLED: u32 = 1;
 const PLIMSOLL_WAS_AWAY: u32 = 2;
 
+/// Why a storage is not evicted that an operator makes larger or smaller: in the words of the shim.
+pub(crate) const RESIZED: &str = "changes its size";
+
 /// What the shim could not do, in libtorch's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
