@@ -103,7 +103,7 @@ fn storages_that_operators_make_larger() {
         let into = Tensor::empty([0], kind);
         let _ = idle[0].add_out(&into, &idle[1]);
         let mut grown = Tensor::empty([0], kind);
-        let _ = grown.resize_([256, 256]).copy_(&into);
+        grown.resize_([256, 256]).copy_(&into);
         drop(into.relu().tanh());
         let sum = idle.iter().fold(grown, |sum, one| sum + one).sum(Kind::Float);
         assert!(f64::try_from(sum).unwrap() > 0.0);

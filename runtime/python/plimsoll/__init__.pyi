@@ -76,6 +76,8 @@ class Runtime:
         """Writes what happened when, for Perfetto. Empty without `log_events`. Raises OSError."""
 
 class Guard:
+    """Left by the thread that entered it; by another one it raises RuntimeError."""
+
     def __enter__(self) -> None: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

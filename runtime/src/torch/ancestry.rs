@@ -137,7 +137,7 @@ impl<R> Ancestry<R> {
         self.inputs.clear();
         self.outputs.clear();
         self.custody.clear();
-        self.epoch = 1;
+        (self.epoch, self.ran, self.walks) = (1, 0, 0);
     }
 
     pub(crate) fn version(&self, version: VersionId) -> &Version {
