@@ -5,6 +5,7 @@
 //! restored: that is what *anchors* see to. This file knows nothing of bytes, copies or libtorch: it says which
 //! storages must be held alive, and its owner holds them.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::shim::Entry;
@@ -46,8 +47,13 @@ pub(crate) struct Version {
     readers: u32,
     /// Whether it can be made again, as of an epoch.
     rebuildable: (u32, bool),
-    /// The last walk that came by.
-    visited: u32,
+}
+
+impl Version {
+    /// Whether reruns, under way or to come, read it.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted + self.expected > 0
+    }
 }
 
 /// An operator that ran and can run again.
@@ -106,8 +112,6 @@ pub(crate) struct Ancestry<R> {
     epoch: u32,
     /// Makers so far, those that are forgotten included.
     ran: u64,
-    /// Walks so far.
-    walks: u32,
     custody: Vec<Custody>,
 }
 
@@ -122,7 +126,6 @@ impl<R> Ancestry<R> {
             outputs: Vec::new(),
             epoch: 1,
             ran: 0,
-            walks: 0,
             custody: Vec::new(),
         }
     }
@@ -137,7 +140,7 @@ impl<R> Ancestry<R> {
         self.inputs.clear();
         self.outputs.clear();
         self.custody.clear();
-        (self.epoch, self.ran, self.walks) = (1, 0, 0);
+        (self.epoch, self.ran) = (1, 0);
     }
 
     pub(crate) fn version(&self, version: VersionId) -> &Version {
@@ -184,7 +187,6 @@ impl<R> Ancestry<R> {
             is_held: false,
             readers: 0,
             rebuildable: (0, false),
-            visited: 0,
         };
         VersionId(add(&mut self.versions, &mut self.vacant_versions, version))
     }
@@ -222,26 +224,18 @@ impl<R> Ancestry<R> {
     }
 
     /// What must be made again before `maker` can run, and what makes it, the last first that the program made.
-    pub(crate) fn missing(&mut self, maker: MakerId) -> Vec<(VersionId, MakerId)> {
-        self.walks += 1;
-        let mut missing: Vec<(VersionId, MakerId)> = Vec::new();
-        let (mut reader, mut seen) = (maker, 0);
-        loop {
-            for position in self.maker(reader).inputs.range() {
-                let Some(input) = self.inputs[position].filter(|&input| self.is_missing(input)) else { continue };
-                let walks = self.walks;
-                let version = self.version_mut(input);
-                if let Some(maker) = version.maker
-                    && std::mem::replace(&mut version.visited, walks) != walks
+    pub(crate) fn missing(&self, maker: MakerId) -> Vec<(VersionId, MakerId)> {
+        let (mut missing, mut seen, mut stack) = (Vec::new(), HashSet::new(), vec![maker]);
+        while let Some(reader) = stack.pop() {
+            for &input in self.inputs(reader).iter().flatten() {
+                if self.is_missing(input)
+                    && let Some(maker) = self.version(input).maker
+                    && seen.insert(input)
                 {
                     missing.push((input, maker));
+                    stack.push(maker);
                 }
             }
-            match missing.get(seen) {
-                Some(&(_, next)) => reader = next,
-                None => break,
-            }
-            seen += 1;
         }
         missing.sort_by_key(|&(_, maker)| std::cmp::Reverse(self.maker(maker).order));
         missing
@@ -440,7 +434,7 @@ impl<R> Ancestry<R> {
     /// one remove or more, that is held in its stead, as a lineage has it: a version that cannot be rebuilt any more serves for
     /// as long as its storage holds it. Whether the root was let go of.
     pub(crate) fn relinquish(&mut self, root: VersionId) -> bool {
-        if !self.is_held(root) || self.version(root).wanted + self.version(root).expected > 0 {
+        if !self.is_held(root) || self.version(root).is_wanted() {
             return false;
         }
         let (mut heirs, mut gone) = (Vec::new(), vec![root]);

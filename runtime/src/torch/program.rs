@@ -228,7 +228,7 @@ impl Program {
 
     /// Why an iteration that ends here is not this program.
     pub(crate) fn ends_early(&self) -> String {
-        format!("the iteration ends before operator {} ({})", self.operator, self.name(self.operator))
+        format!("the iteration ends before {}", self.place())
     }
 
     /// How far it has come, in words.
@@ -306,12 +306,9 @@ impl Program {
     /// The operator that comes next uses a storage that was filled in past the dispatcher since it was made.
     pub(crate) fn filled(&self, entry: Entry) -> Result<(), String> {
         match self.standing.storage(entry) {
-            Some(storage) if self.may_be_rebuilt[storage.index()] => Err(format!(
-                "operator {} ({}): storage {} was filled in outside the dispatcher",
-                self.operator,
-                self.name(self.operator),
-                storage.0
-            )),
+            Some(storage) if self.may_be_rebuilt[storage.index()] => {
+                Err(format!("{}: storage {} was filled in outside the dispatcher", self.place(), storage.0))
+            }
             _ => Ok(()),
         }
     }
@@ -347,7 +344,7 @@ impl Program {
                 .zip(&expected.creates)
                 .all(|(found, storage)| is_size_of(found.bytes, &trace.storages[storage.index()]));
         if !alike {
-            return Err(format!("operator {} ({}) made other storages", self.operator, self.name(self.operator)));
+            return Err(format!("{} made other storages", self.place()));
         }
         for (found, &storage) in operator.created().iter().zip(&expected.creates) {
             self.standing.put(found.entry, storage);

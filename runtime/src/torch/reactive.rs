@@ -170,10 +170,7 @@ impl Residency {
     }
 
     fn release_oldest_beside(&mut self) -> Result<bool, Fault> {
-        let idle = |&&version: &&_| {
-            let seen = self.ancestry.version(version);
-            seen.wanted + seen.expected == 0
-        };
+        let idle = |&&version: &&_| !self.ancestry.version(version).is_wanted();
         match self.beside.iter().find(idle).copied() {
             Some(version) => self.release(version).map(|()| true),
             None => Ok(false),

@@ -246,7 +246,7 @@ impl Residency {
     /// Releases a version beside the program that no rerun wants and no dropped storage will be rebuilt from.
     fn tidy(&mut self, version: VersionId) -> Result<(), Fault> {
         let seen = self.ancestry.version(version);
-        let has_use = seen.wanted + seen.expected > 0 || (self.ancestry.is_anchored(version) && !seen.is_current);
+        let has_use = seen.is_wanted() || (self.ancestry.is_anchored(version) && !seen.is_current);
         if seen.beside.is_some() && !has_use { self.release(version) } else { Ok(()) }
     }
 
