@@ -591,7 +591,9 @@ impl<'a> Machine<'a> {
             Operation::Reshape if rows % 2 == 0 => a.f_reshape([rows / 2, columns * 2])?,
             Operation::Reshape => a.f_reshape([columns, rows])?,
             Operation::Expand => a.f_slice(0, 0, 1, 1)?.f_expand([rows, columns], false)?,
-            Operation::Concatenate => Tensor::f_cat(&[&a, &a.f_add(&alike(b)?)?], 0)?,
+            Operation::Concatenate if step.c.is_multiple_of(2) => Tensor::f_cat(&[&a, &a.f_add(&alike(b)?)?], 0)?,
+            // As caches of keys and values begin.
+            Operation::Concatenate => Tensor::f_cat(&[&Tensor::f_empty([0], (Kind::Float, Device::Cpu))?, &a], 0)?,
             Operation::Chunk => {
                 let mut parts = a.f_chunk(2, 1)?;
                 parts.swap_remove(0)

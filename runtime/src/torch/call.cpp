@@ -97,7 +97,7 @@ void Call::find_accesses() {
       for (auto* part : sparse_storages(tensor)) access(part, mode, "a part of a sparse tensor");
       if (!tensor->has_storage()) return;
     }
-    if (facts_.reads_shape_only) return;
+    if (facts_.reads_shape_only(argument, *tensor)) return;
     access(tensor->unsafe_storage().unsafeGetStorageImpl(), mode_of(tensor, argument),
            plain ? facts_.locks : "not a plain strided tensor");
   };

@@ -110,7 +110,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
                       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   is_transparent = is_composite || (is_view && !writes);
   is_random = handle.hasTag(at::Tag::nondeterministic_seeded);
-  reads_shape_only = kShapeOnly.count(bare) > 0;
+  reads_shapes = kShapeOnly.count(bare) > 0;
 
   bool has_tensor = false;
   for (const auto& argument : arguments) has_tensor |= argument.kind == Argument::Tensor;
@@ -125,7 +125,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   } else if (bare.find("empty") != std::string::npos) {
     not_replayable = "its bytes are undefined";
   }
-  is_factory = !has_tensor || reads_shape_only;
+  is_factory = !has_tensor || reads_shapes;
 }
 
 }  // namespace plimsoll

@@ -35,7 +35,7 @@ struct OperatorFacts {
   int generator_argument = -1;
   bool is_transparent = false;   // a view or a composite: nothing to intercept
   bool is_random = false;
-  bool reads_shape_only = false;
+  bool reads_shapes = false;     // of its tensors it reads the shapes alone
   bool reads_storage = false;    // a storage among its arguments is read
   bool is_factory = false;       // makes its result from nothing but numbers: a program may fill it in past the dispatcher
   bool writes = false;           // any argument is written, statistics aside
@@ -43,6 +43,12 @@ struct OperatorFacts {
   const char* locks = nullptr;   // why the storages that it uses or makes must stay from then on
 
   explicit OperatorFacts(const c10::OperatorHandle& operator_handle);
+
+  // Whether the operator reads of that argument, which has a storage, only the shape: of what has no bytes there is no more, and
+  // it may go without anybody's notice.
+  bool reads_shape_only(const Argument& argument, const c10::TensorImpl& tensor) const {
+    return reads_shapes || (!argument.is_written && tensor.unsafe_storage().nbytes() == 0);
+  }
 };
 
 }  // namespace plimsoll

@@ -214,7 +214,8 @@ impl Residency {
     fn evict_by_drop(&mut self, entry: Entry) -> Result<(), Fault> {
         match self.drop_bytes(entry) {
             Ok(()) => self.report.reactive_evictions += 1,
-            Err(_) => self.lock(entry, "it could not be dropped"),
+            Err(_) if self.can_drop(entry) => self.lock(entry, "it could not be dropped"),
+            Err(_) => {}
         }
         Ok(())
     }

@@ -141,13 +141,13 @@ class Geometry {
  public:
   Geometry(const OperatorFacts& facts, c10::ArrayRef<c10::StorageImpl*> storages) : facts_(facts), storages_(storages) {}
 
-  void argument(const c10::IValue& value) {
+  void argument(const c10::IValue& value, const Argument& argument) {
     if (C10_UNLIKELY(value.isList())) {
       auto elements = value.toListRef();
       words.add(as_word({value.isTensorList() ? List : OptionalList, 0, 0, 0, 0, elements.size()}));
-      for (const c10::IValue& element : elements) tensor(element);
+      for (const c10::IValue& element : elements) tensor(element, argument);
     } else {
-      tensor(value);
+      tensor(value, argument);
     }
   }
 
@@ -156,7 +156,7 @@ class Geometry {
   size_t numbers = 0;
 
  private:
-  void tensor(const c10::IValue& value) {
+  void tensor(const c10::IValue& value, const Argument& argument) {
     if (!value.isTensor()) return words.add(as_word({Nothing, 0, 0, 0, 0, 0}));
     auto* tensor = value.unsafeToTensorImpl();
     if (tensor == c10::UndefinedTensorImpl::singleton()) return words.add(as_word({Undefined, 0, 0, 0, 0, 0}));
@@ -168,7 +168,7 @@ class Geometry {
     auto sizes = tensor->sizes(), strides = tensor->strides();
     size_t dims = sizes.size();
     bool contiguous = tensor->storage_offset() == 0 && is_plain(sizes, strides);
-    bool shape = facts_.reads_shape_only;
+    bool shape = facts_.reads_shape_only(argument, *tensor);
     uint64_t* start = words.room(2 * dims + 3);
     uint64_t* word = start;
     *word++ = as_word({shape ? Shape : View, contiguous, dims, type, key_sets.number(tensor->key_set()),
@@ -212,8 +212,12 @@ void each_wrapped_number(const c10::IValue& value, One one) {
 // A storage of the right size for a tensor of which only the shape is read.
 Storage without_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes, c10::Device device) {
   int64_t elements = offset + 1;
-  for (size_t dim = 0; dim < sizes.size(); ++dim) elements += (sizes[dim] - 1) * strides[dim];
-  size_t bytes = static_cast<size_t>(std::max<int64_t>(elements, 0)) * item_bytes;
+  bool is_empty = false;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    elements += (sizes[dim] - 1) * strides[dim];
+    is_empty |= sizes[dim] == 0;
+  }
+  size_t bytes = is_empty ? 0 : static_cast<size_t>(elements) * item_bytes;
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, at::DataPtr(nullptr, device),
                                                nullptr, false);
 }
@@ -356,7 +360,7 @@ OwnedRecipe Recipe::record(const OperatorFacts& facts, c10::DispatchKeySet keys,
                            c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses,
                            bool grad_mode) {
   Geometry geometry(facts, storages);
-  for (size_t index : facts.tensor_arguments) geometry.argument(arguments[index]);
+  for (size_t index : facts.tensor_arguments) geometry.argument(arguments[index], facts.arguments[index]);
   size_t words = geometry.words.size();
   size_t values = facts.arguments.size() - facts.tensor_arguments.size() + geometry.numbers + (facts.is_random ? 2 : 0);
 

@@ -93,8 +93,15 @@ impl Residency {
         self.live_mut(entry)?.place = Place::Dropped;
         self.ancestry.drop_bytes(version);
         self.dropped.insert(version);
-        // Its own roots are alive: the ancestry says so.
-        self.take_custody()?;
+        if let Err(fault) = self.take_custody() {
+            // A root of its own has died.
+            shim::unpark(entry)?;
+            self.live_mut(entry)?.place = Place::Resident;
+            self.dropped.remove(&version);
+            self.ancestry.restored(version);
+            self.take_custody()?;
+            return Err(fault);
+        }
         shim::release(entry)?;
         Ok(())
     }

@@ -263,22 +263,27 @@ impl Residency {
     }
 
     pub(super) fn take_custody(&mut self) -> Result<(), Fault> {
-        if !self.ancestry.has_custody() {
-            return Ok(());
-        }
+        let mut taken = Ok(());
         for custody in self.ancestry.take_custody() {
             match custody {
-                Custody::Hold(entry) => {
-                    shim::hold(entry)?;
-                    self.held.push(entry);
-                }
+                Custody::Hold(entry) => match shim::hold(entry) {
+                    Ok(()) => self.held.push(entry),
+                    Err(error) => {
+                        // It has died, and nobody has been told yet: in another thread, or as what libtorch's allocator did
+                        // not give out.
+                        if let Some(version) = self.get(entry).and_then(|live| live.version) {
+                            self.ancestry.lose(version);
+                        }
+                        taken = Err(error.into());
+                    }
+                },
                 Custody::Unhold(entry) => {
                     self.held.retain(|held| *held != entry);
                     shim::unhold(entry)?;
                 }
             }
         }
-        Ok(())
+        taken
     }
 
     /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it.
