@@ -2,33 +2,40 @@
 //!
 //! Training is iterative: the same operators come again and again (AppObMem, Li et al., ACM TACO 2022, observe it and
 //! build on it; the rule here is ours, for only the abstract was at hand). The stream is cut where autograd records the first
-//! operator after an update: what a loop does before that, such as to print its loss, to evaluate its model, to let go of its
-//! gradients or to prepare a batch, belongs to the iteration that ends, and what it has let go of is not alive where the next
-//! one begins. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
+//! operator after an update. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
 //! is found as by the prefix function of Knuth, Morris and Pratt, and begins where least would be allocated if everything
 //! were resident. What repeats inside an iteration, a layer say, is never mistaken for one, for no update lies in between.
 //! A stream without updates has no iterations, and says so by finding none.
+//!
+//! Between the update and the cut a loop may print its loss, evaluate its model, let go of its gradients, prepare the next batch.
+//! The iteration begins where least would be allocated there, too, the last of such places: what was let go of before is not
+//! alive where it begins, and a batch belongs to the iteration that it is for, as do the shapes of what is made from it. Where
+//! that will be is known from stretches that were the same up to there; until then the cut has to do.
 //!
 //! Gradient recording is off in other places, too: in a function with a backward pass of its own, in a checkpointed
 //! layer, in what measures a model, or clips gradients. So an update is only what comes after a backward pass and writes
 //! what was there before that; or what a backward pass writes of what the forward pass before it has read, where a loop
 //! updates each parameter as soon as its gradient is there.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::trace::Phase;
 
 /// Stretches between updates that one iteration may take.
 const STRETCHES_MAX: usize = 16;
 /// Times that a period must have been seen before it is believed.
 const REPEATS: usize = 2;
+/// Ways in which stretches may come to where an iteration begins that are remembered.
+const WAYS_MAX: usize = 64;
 
 /// An operator, as far as periods go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The number that stands for its name.
     pub name: u32,
-    /// Whether a backward pass runs it.
-    pub in_backward: bool,
+    /// When in an iteration it runs. What runs with gradient recording off counts as an update.
+    pub phase: Phase,
     /// Whether autograd records it, or what came since the last operator, for a backward pass to come.
     pub recorded: bool,
     /// Whether it writes, with gradient recording off, what had been made before the last backward pass began; in a backward
@@ -58,6 +65,12 @@ pub struct PeriodDetector {
     stretches: VecDeque<Stretch>,
     /// Stretches until the next iteration begins, and how many an iteration takes.
     locked: Option<(usize, usize)>,
+    /// What had come of a stretch where an iteration could have begun.
+    ways: HashSet<u64>,
+    /// Where that was in this one so far since its update, and with how many bytes: with the least, the last such place.
+    least: Option<(u64, u64)>,
+    /// Whether the next iteration has begun in this stretch.
+    has_begun: bool,
 }
 
 impl PeriodDetector {
@@ -81,13 +94,20 @@ impl PeriodDetector {
     ///
     /// Sizes are left out on purpose: iterations of different shapes are iterations all the same.
     pub fn push(&mut self, step: Step, bytes: impl FnOnce() -> u64) -> Option<u64> {
-        let Step { name, in_backward, recorded, updates } = step;
-        let cut = self.has_update && recorded && !in_backward;
-        let begins = if cut { self.cut(bytes()) } else { None };
+        let Step { name, phase, recorded, updates } = step;
+        let in_backward = phase == Phase::Backward;
+        let begins = match phase {
+            Phase::Forward if self.has_update && recorded => self.cut(bytes()),
+            Phase::Forward if self.has_update => self.pause(bytes),
+            _ => None,
+        };
         self.backward_passes += u32::from(in_backward && !self.was_in_backward);
         self.was_in_backward = in_backward;
         self.has_backward |= in_backward;
-        self.has_update |= updates && self.has_backward;
+        if updates && self.has_backward {
+            self.has_update = true;
+            self.least = None;
+        }
         name.hash(&mut self.hasher);
         self.operators += 1;
         begins
@@ -97,12 +117,38 @@ impl PeriodDetector {
     pub fn reject(&mut self) {
         self.locked = None;
         self.stretches.clear();
+        self.ways.clear();
+        self.has_begun = false;
+    }
+
+    /// What has come of this stretch.
+    fn way(&self) -> u64 {
+        self.hasher.finish() ^ self.operators
+    }
+
+    /// Between an update and the end of a stretch. Returns the bytes where an iteration begins here.
+    fn pause(&mut self, bytes: impl FnOnce() -> u64) -> Option<u64> {
+        let ends = self.locked.is_none_or(|(left, _)| left == 1);
+        if !ends || self.has_begun {
+            return None;
+        }
+        let way = self.way();
+        if self.locked.is_some() && self.ways.contains(&way) {
+            self.has_begun = true;
+            return Some(bytes());
+        }
+        let bytes = bytes();
+        if self.least.is_none_or(|(least, _)| bytes <= least) {
+            self.least = Some((bytes, way));
+        }
+        None
     }
 
     /// Ends a stretch. Returns `bytes` where an iteration begins here.
     fn cut(&mut self, bytes: u64) -> Option<u64> {
         (self.has_backward, self.has_update) = (false, false);
-        let stretch = Stretch { hash: self.hasher.finish() ^ self.operators, bytes: self.started_bytes };
+        let (has_begun, least) = (std::mem::take(&mut self.has_begun), self.least.take());
+        let stretch = Stretch { hash: self.way(), bytes: self.started_bytes };
         (self.hasher, self.operators, self.started_bytes) = (DefaultHasher::new(), 0, bytes);
         self.stretches.push_back(stretch);
         if self.stretches.len() > 2 * REPEATS * STRETCHES_MAX {
@@ -119,7 +165,16 @@ impl PeriodDetector {
             }
             None => self.lock(bytes),
         };
-        begins.then_some(bytes)
+        if !begins || has_begun {
+            return None;
+        }
+        if let Some((_, way)) = least.filter(|&(least, _)| least < bytes) {
+            if self.ways.len() == WAYS_MAX {
+                self.ways.clear();
+            }
+            self.ways.insert(way);
+        }
+        Some(bytes)
     }
 
     /// Looks for a period that ends here. Whether an iteration begins at this very cut.
@@ -152,7 +207,7 @@ impl PeriodDetector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::Phase::{self, Backward, Forward, Update};
+    use crate::trace::Phase::{Backward, Forward, Update};
 
     /// Operators of iterations of one kind: forward, backward and update.
     fn iteration(kind: u32, layers: u32) -> Vec<(u32, Phase, u64)> {
@@ -164,14 +219,15 @@ mod tests {
     /// The number of what has gradient recording off, and is no update.
     const MEASURES: u32 = 1_000;
 
-    /// The number of what autograd has nothing to record of, with gradient recording on.
+    /// The numbers of what autograd has nothing to record of, with gradient recording on.
     const PRINTS: u32 = 1_001;
+    const FETCHES: u32 = 1_002;
 
     fn step(name: u32, phase: Phase) -> Step {
         Step {
             name,
-            in_backward: phase == Backward,
-            recorded: phase == Forward && name != PRINTS,
+            phase,
+            recorded: phase == Forward && name < MEASURES,
             updates: phase == Update && name != MEASURES,
         }
     }
@@ -187,11 +243,33 @@ mod tests {
     fn iterations_begin_where_something_is_recorded_after_an_update() {
         // A loss is printed after the update, or nothing is.
         for prints in [0, 2] {
-            let one = [iteration(1, 12), vec![(PRINTS, Forward, 2); prints]].concat();
+            let one = [iteration(1, 12), vec![(PRINTS, Forward, 6); prints]].concat();
             let stream: Vec<_> = (0..8).flat_map(|_| one.clone()).collect();
             let found = begins(&stream);
             assert_eq!(found, (3..8).map(|index| index * one.len()).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_batch_belongs_to_the_iteration_that_it_is_for() {
+        // A loss is printed, the model measured now and then, a batch fetched.
+        let prints = [(PRINTS, Forward, 7), (PRINTS, Forward, 3)];
+        let fetches = [(FETCHES, Forward, 3), (FETCHES, Forward, 4)];
+        let mut trains = iteration(1, 12);
+        trains[0].2 = 6;
+        let (mut stream, mut expected) = (Vec::new(), Vec::new());
+        for at in 0..20 {
+            stream.extend([&fetches[..], &trains, &prints].concat());
+            if at % 4 == 3 {
+                stream.extend([(MEASURES, Update, 9), (MEASURES, Update, 9)]);
+            }
+            expected.push(stream.len());
+        }
+        let found = begins(&stream);
+        // The first one, and the first one after a measurement, begin where they are found, with the batch there.
+        let (late, exact): (Vec<usize>, Vec<usize>) = found.iter().partition(|begin| !expected.contains(begin));
+        assert!(exact.len() > 14 && late.len() <= 2, "{late:?} of {found:?}");
+        assert!(late.iter().all(|begin| expected.contains(&(begin - fetches.len()))), "{late:?}");
     }
 
     #[test]

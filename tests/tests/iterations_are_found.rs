@@ -7,8 +7,8 @@ use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, one_at_a_time, session};
 use tch::{Device, Kind, Tensor};
 
-/// The loop that does `course` is found to have a period of one, and is planned in all but so many iterations.
-fn is_found(course: fn(usize) -> Course, iterations: usize, unplanned: usize) {
+/// The loop that does `course` is found to have a period of one, and is known in all but so many iterations.
+fn is_found(course: fn(usize) -> Course, iterations: usize, unknown: usize) {
     let _running = one_at_a_time();
     let iterate = |workload: &mut Perceptron, iteration: usize| workload.iterate(course(iteration));
     let untouched = Untouched::run(|| Perceptron::new(11), iterate, iterations);
@@ -33,8 +33,9 @@ fn is_found(course: fn(usize) -> Course, iterations: usize, unplanned: usize) {
     Stage::of(&losses, &workload).assert_same(&untouched.stage, "without marks");
     assert!(peak_bytes.max(report.peak_bytes) <= budget_bytes, "{peak_bytes} of {budget_bytes} bytes");
     // The stretch before the first boundary, then one iteration after another, of which two make the plan.
-    let planned = report.latest.iter().filter(|iteration| iteration.course == Driven::Planned).count();
-    assert!(planned >= iterations - unplanned, "only {planned} of {} were planned", report.latest.len());
+    let known = report.latest.iter().filter(|iteration| iteration.course != Driven::Reactive).count();
+    assert!(known >= iterations - unknown, "only {known} of {} were known", report.latest.len());
+    assert!(report.latest.iter().any(|iteration| iteration.followed), "no plan was followed");
 }
 
 #[test]
@@ -51,7 +52,14 @@ fn of_a_loop_whose_layers_are_measured() {
 #[test]
 fn of_a_loop_that_is_evaluated_now_and_then() {
     let course = |iteration| if iteration % 6 == 5 { Course::Evaluated(384) } else { Course::Train(384) };
-    is_found(course, 60, 10);
+    // Where an iteration ends that is the first of its kind to be evaluated is found only afterwards.
+    is_found(course, 60, 11);
+}
+
+/// A batch belongs to the iteration that it is for: there are as many programs as there are sizes, not as there are pairs of them.
+#[test]
+fn of_a_loop_whose_batches_are_of_several_sizes() {
+    is_found(|iteration| Course::Train([256, 320, 384, 448][iteration * (iteration + 3) / 2 * 7 % 11 % 4]), 60, 16);
 }
 
 #[test]

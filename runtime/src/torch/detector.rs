@@ -36,9 +36,8 @@ impl Stream {
     /// What the operator is to the period.
     fn step(&mut self, operator: &RawOperator) -> Step {
         let phase = shim::phase();
-        let in_backward = phase == Phase::Backward;
         // A backward pass may have a thread of its own.
-        let recorded = !in_backward
+        let recorded = phase != Phase::Backward
             && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded
             && !(self.period.is_updated() && operator_name(operator.name) == CAST);
         let passes = self.period.backward_passes();
@@ -59,7 +58,7 @@ impl Stream {
                 put(&mut self.read_in, access.entry.index(), passes);
             }
         }
-        Step { name: operator.name, in_backward, recorded, updates }
+        Step { name: operator.name, phase, recorded, updates }
     }
 
     fn made(&mut self, operator: &RawOperator) {
