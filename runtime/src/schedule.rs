@@ -45,6 +45,22 @@ pub enum Instruction {
     Release(VersionId),
 }
 
+impl Instruction {
+    /// The storage whose bytes it moves, if it is about one.
+    pub fn storage(&self) -> Option<StorageId> {
+        match *self {
+            Instruction::Offload { storage, .. }
+            | Instruction::FinishOffload(storage)
+            | Instruction::Recall(storage)
+            | Instruction::Prefetch { storage, .. }
+            | Instruction::FinishPrefetch(storage)
+            | Instruction::Discard(storage)
+            | Instruction::Drop(storage) => Some(storage),
+            Instruction::Rerun(_) | Instruction::Release(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

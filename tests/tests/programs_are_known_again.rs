@@ -114,3 +114,30 @@ fn storages_that_operators_make_larger() {
     }
     assert!(report.peak_bytes <= resident + 6 * BYTES);
 }
+
+/// The batches are there from the start, and each iteration takes another: what stands for the batch of the trace is never the
+/// storage that it was before.
+#[test]
+fn batches_that_take_turns() {
+    let _running = one_at_a_time();
+    const BYTES: u64 = 4 * 256 * 256;
+    let kind = (Kind::Float, Device::Cpu);
+    session();
+    let batches: Vec<Tensor> = (0..5).map(|value| Tensor::full([256, 256], value, kind)).collect();
+    let resident = session().live_bytes();
+    let mut runtime = runtime(resident + 4 * BYTES);
+    for iteration in 0..12 {
+        let batch = &batches[3 * iteration % 5];
+        let _iteration = runtime.iteration();
+        let idle: Vec<Tensor> = (1..5).map(|value| (batch + value).exp()).collect();
+        let sum = idle.iter().fold(batch * 2, |sum, one| sum + one).sum(Kind::Double);
+        let value = (3 * iteration % 5) as f64;
+        let expected = 65536.0 * ((1..5).map(|more| (value + f64::from(more)).exp()).sum::<f64>() + 2.0 * value);
+        assert!((f64::try_from(sum).unwrap() / expected - 1.0).abs() < 1e-5, "iteration {iteration}");
+    }
+    let report = runtime.report();
+    for iteration in &report.latest[4..] {
+        assert!(iteration.followed && iteration.course == Driven::Planned, "{iteration:?}");
+    }
+    assert!(report.peak_bytes <= resident + 4 * BYTES);
+}

@@ -32,12 +32,20 @@ pub(crate) struct Scheduled {
     pub(crate) prediction: Option<Prediction>,
     /// Operators that may have to be rerun.
     recipe_wanted: Vec<bool>,
+    /// Per storage: the first step that moves it, if any does.
+    first_move: Vec<Option<usize>>,
 }
 
 impl Scheduled {
     pub(crate) fn new(known: &Known, plan: Plan, schedule: Schedule, prediction: Option<Prediction>) -> Self {
         let recipe_wanted = ancestry(&known.trace, &known.lineage, &plan);
-        Scheduled { plan, schedule, prediction, recipe_wanted }
+        let mut first_move = vec![None; known.trace.storages.len()];
+        for (step, (_, instruction)) in schedule.steps().iter().enumerate() {
+            if let Some(storage) = instruction.storage() {
+                first_move[storage.index()].get_or_insert(step);
+            }
+        }
+        Scheduled { plan, schedule, prediction, recipe_wanted, first_move }
     }
 
     /// Whether the plan is predicted to exceed its budget.
@@ -76,6 +84,10 @@ impl Standing {
     }
 
     fn put(&mut self, entry: Entry, storage: StorageId) {
+        self.remove(entry);
+        if let Some(before) = self.entry(storage) {
+            self.remove(before);
+        }
         self.entry[storage.index()] = Some(entry);
         put(&mut self.storage, entry.index(), Some(storage));
     }
@@ -257,7 +269,7 @@ impl Program {
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
         let initial = self.initial();
-        let Program { known, names: looked_up, standing, found: found_out, told, .. } = self;
+        let Program { known, scheduled, names: looked_up, standing, found: found_out, told, step, .. } = self;
         let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
             return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
@@ -278,6 +290,10 @@ impl Program {
         if operator.accesses().len() != expected.accesses.len() {
             return at(format!("{} inputs, expected {}", operator.accesses().len(), expected.accesses.len()));
         }
+        // Nothing has been done about an initial storage so far.
+        let is_untouched = |storage: StorageId| {
+            storage.index() < initial && scheduled.first_move[storage.index()].is_none_or(|first| first >= *step)
+        };
         for (found, access) in operator.accesses().iter().zip(&expected.accesses) {
             let storage = access.storage;
             let expected = &trace.storages[storage.index()];
@@ -286,9 +302,10 @@ impl Program {
             }
             match standing.entry(storage) {
                 Some(entry) if entry == found.entry => {}
-                None if storage.index() < initial && standing.storage(found.entry).is_none() => {
+                // Another one every time, a row of a data set say, may have been taken for the one before.
+                known if is_untouched(storage) && standing.storage(found.entry).is_none_or(is_untouched) => {
                     standing.put(found.entry, storage);
-                    if expected.locked.is_none() {
+                    if known.is_none() && expected.locked.is_none() {
                         found_out.push((storage, found.entry));
                     }
                 }
