@@ -2,13 +2,13 @@
 //!
 //! Training is iterative: the same operators come again and again (AppObMem, Li et al., ACM TACO 2022, observe it and
 //! build on it; the rule here is ours, for only the abstract was at hand). The stream is cut where autograd records the first
-//! operator after an update. Cuts between equal stretches are iterations; where a loop takes several stretches, the period
-//! is found as by the prefix function of Knuth, Morris and Pratt, and begins where least would be allocated if everything
-//! were resident. What repeats inside an iteration, a layer say, is never mistaken for one, for no update lies in between.
-//! A stream without updates has no iterations, and says so by finding none.
+//! operator after an update. Cuts between stretches that are equal, up to their updates, are iterations; where a loop takes several
+//! stretches, the period is found as by the prefix function of Knuth, Morris and Pratt, and begins where least would be allocated
+//! if everything were resident. What repeats inside an iteration, a layer say, is never mistaken for one, for no update lies in
+//! between. A stream without updates has no iterations, and says so by finding none.
 //!
 //! Between the update and the cut a loop may print its loss, evaluate its model, let go of its gradients, prepare the next batch.
-//! The iteration begins where least would be allocated there, too, the last of such places: what was let go of before is not
+//! The iteration begins where least would be allocated there, too: what was let go of before is not
 //! alive where it begins, and a batch belongs to the iteration that it is for, as do the shapes of what is made from it. Where
 //! that will be is known from stretches that were the same up to there; until then the cut has to do.
 //!
@@ -46,6 +46,7 @@ pub struct Step {
 /// One stretch of operators, from one cut to the next.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
+    /// Of the names of those up to the last update: what prepares the next batch may go by chance.
     hash: u64,
     /// Bytes that would have been allocated where it began, had everything been resident.
     bytes: u64,
@@ -61,13 +62,15 @@ pub struct PeriodDetector {
     has_update: bool,
     hasher: DefaultHasher,
     operators: u64,
+    /// What the stretch was up to its latest update.
+    updated: u64,
     started_bytes: u64,
     stretches: VecDeque<Stretch>,
     /// Stretches until the next iteration begins, and how many an iteration takes.
     locked: Option<(usize, usize)>,
     /// What had come of a stretch where an iteration could have begun.
     ways: HashSet<u64>,
-    /// Where that was in this one so far since its update, and with how many bytes: with the least, the last such place.
+    /// Where that was in this one so far since its update, and with how many bytes: the first place with the least.
     least: Option<(u64, u64)>,
     /// Whether the next iteration has begun in this stretch.
     has_begun: bool,
@@ -90,26 +93,27 @@ impl PeriodDetector {
     }
 
     /// Takes the next operator. `bytes` says how many would be allocated before it if everything were resident; that is
-    /// returned where an iteration begins with the operator.
+    /// returned where an iteration begins with the operator: where `early`, right after the last update.
     ///
     /// Sizes are left out on purpose: iterations of different shapes are iterations all the same.
-    pub fn push(&mut self, step: Step, bytes: impl FnOnce() -> u64) -> Option<u64> {
+    pub fn push(&mut self, step: Step, early: bool, bytes: impl FnOnce() -> u64) -> Option<u64> {
         let Step { name, phase, recorded, updates } = step;
         let in_backward = phase == Phase::Backward;
         let begins = match phase {
             Phase::Forward if self.has_update && recorded => self.cut(bytes()),
-            Phase::Forward if self.has_update => self.pause(bytes),
+            Phase::Forward if self.has_update => self.pause(early, bytes),
             _ => None,
         };
         self.backward_passes += u32::from(in_backward && !self.was_in_backward);
         self.was_in_backward = in_backward;
         self.has_backward |= in_backward;
+        name.hash(&mut self.hasher);
+        self.operators += 1;
         if updates && self.has_backward {
             self.has_update = true;
             self.least = None;
+            self.updated = self.way();
         }
-        name.hash(&mut self.hasher);
-        self.operators += 1;
         begins
     }
 
@@ -127,18 +131,19 @@ impl PeriodDetector {
     }
 
     /// Between an update and the end of a stretch. Returns the bytes where an iteration begins here.
-    fn pause(&mut self, bytes: impl FnOnce() -> u64) -> Option<u64> {
+    fn pause(&mut self, early: bool, bytes: impl FnOnce() -> u64) -> Option<u64> {
         let ends = self.locked.is_none_or(|(left, _)| left == 1);
         if !ends || self.has_begun {
             return None;
         }
         let way = self.way();
-        if self.locked.is_some() && self.ways.contains(&way) {
+        let is_updated = || self.stretches.back().is_some_and(|before| before.hash == way);
+        if self.locked.is_some() && (self.ways.contains(&way) || early && is_updated()) {
             self.has_begun = true;
             return Some(bytes());
         }
         let bytes = bytes();
-        if self.least.is_none_or(|(least, _)| bytes <= least) {
+        if self.least.is_none_or(|(least, _)| bytes < least) {
             self.least = Some((bytes, way));
         }
         None
@@ -148,7 +153,7 @@ impl PeriodDetector {
     fn cut(&mut self, bytes: u64) -> Option<u64> {
         (self.has_backward, self.has_update) = (false, false);
         let (has_begun, least) = (std::mem::take(&mut self.has_begun), self.least.take());
-        let stretch = Stretch { hash: self.way(), bytes: self.started_bytes };
+        let stretch = Stretch { hash: self.updated, bytes: self.started_bytes };
         (self.hasher, self.operators, self.started_bytes) = (DefaultHasher::new(), 0, bytes);
         self.stretches.push_back(stretch);
         if self.stretches.len() > 2 * REPEATS * STRETCHES_MAX {
@@ -235,7 +240,7 @@ mod tests {
     /// Where in the stream iterations are said to begin.
     fn begins(stream: &[(u32, Phase, u64)]) -> Vec<usize> {
         let mut detector = PeriodDetector::default();
-        let mut begins = |&(name, phase, bytes)| detector.push(step(name, phase), || bytes).is_some();
+        let mut begins = |&(name, phase, bytes)| detector.push(step(name, phase), false, || bytes).is_some();
         stream.iter().enumerate().filter(|(_, one)| begins(one)).map(|(index, _)| index).collect()
     }
 
@@ -253,7 +258,7 @@ mod tests {
     #[test]
     fn a_batch_belongs_to_the_iteration_that_it_is_for() {
         // A loss is printed, the model measured now and then, a batch fetched.
-        let prints = [(PRINTS, Forward, 7), (PRINTS, Forward, 3)];
+        let prints = [(PRINTS, Forward, 7), (PRINTS, Forward, 5)];
         let fetches = [(FETCHES, Forward, 3), (FETCHES, Forward, 4)];
         let mut trains = iteration(1, 12);
         trains[0].2 = 6;
@@ -323,7 +328,8 @@ mod tests {
         let mut detector = PeriodDetector::default();
         let mut begins = |iterations: usize| {
             let stream = (0..iterations).flat_map(|_| iteration(1, 3));
-            let found = stream.filter(|&(name, phase, _)| detector.push(step(name, phase), || 1).is_some()).count();
+            let found =
+                stream.filter(|&(name, phase, _)| detector.push(step(name, phase), false, || 1).is_some()).count();
             detector.reject();
             (found, detector.period())
         };

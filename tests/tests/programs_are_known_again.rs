@@ -141,3 +141,60 @@ fn batches_that_take_turns() {
     }
     assert!(report.peak_bytes <= resident + 4 * BYTES);
 }
+
+/// What is drawn before the forward pass is of another size every time, and made by other operators: what comes after it is the
+/// program.
+#[test]
+fn batches_that_are_made_in_ways_of_their_own() {
+    let _running = one_at_a_time();
+    let kind = (Kind::Float, Device::Cpu);
+    session();
+    let iterate = |weights: &Tensor, iteration: i64| {
+        tch::manual_seed(iteration);
+        let mut batch = Tensor::randn([128 + 3 * iteration, 256], kind);
+        if iteration % 3 == 0 {
+            batch = batch.flip([1]);
+        }
+        let mut hidden = batch.slice(0, 0, 128, 1) * 0.5;
+        drop(batch);
+        for layer in 0..8 {
+            hidden = hidden.matmul(&weights.get(layer)).tanh();
+        }
+        let loss = hidden.square().mean(Kind::Float);
+        loss.backward();
+        tch::no_grad(|| {
+            let mut gradient = weights.grad();
+            let _ = weights.shallow_clone().f_sub_(&(&gradient * 0.1)).unwrap();
+            let _ = gradient.zero_();
+        });
+        loss.double_value(&[])
+    };
+    let weights = || {
+        tch::manual_seed(3);
+        (Tensor::randn([8, 256, 256], kind) * 0.1).set_requires_grad(true)
+    };
+    let untouched = weights();
+    let expected: Vec<f64> = (0..40).map(|iteration| iterate(&untouched, iteration)).collect();
+    for is_marked in [true, false] {
+        let weights = weights();
+        let mut runtime = runtime(session().live_bytes() + (9 << 19));
+        let losses: Vec<f64> = if is_marked {
+            (0..40)
+                .map(|iteration| {
+                    let _iteration = runtime.iteration();
+                    iterate(&weights, iteration)
+                })
+                .collect()
+        } else {
+            let _detection = runtime.detect().unwrap();
+            (0..40).map(|iteration| iterate(&weights, iteration)).collect()
+        };
+        assert_eq!(losses, expected, "marked: {is_marked}");
+        let report = runtime.report();
+        println!("{report}");
+        let planned = report.latest[20..].iter().filter(|iteration| iteration.course == Driven::Planned);
+        assert!(planned.clone().count() >= 15, "marked: {is_marked}: {:?}", report.latest[30]);
+        assert!(planned.clone().all(|iteration| iteration.followed), "marked: {is_marked}");
+        assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+    }
+}

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
+use super::prelude::divide;
 use super::program::put;
 use super::runtime::{Keeper, Next, lock};
 use super::session::{Observer, SessionError, Wish, operator_name};
@@ -24,6 +25,8 @@ pub(super) struct Detector {
 #[derive(Default)]
 struct Stream {
     period: PeriodDetector,
+    /// Whether what runs comes before the part of its iteration that programs are told by.
+    is_prelude: bool,
     /// What autograd had recorded of the loop's thread when its last operator began.
     recorded: u64,
     /// By entry: how many backward passes had begun when its storage was made. Zero for what was there before.
@@ -90,28 +93,39 @@ impl Detector {
         self.end()?;
         shim::find_dead();
         let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
+        lock(&self.stream).is_prelude = wanted.is_prelude;
         self.shared.begin(leader, wanted, line_bytes)
     }
 
-    /// Whether an iteration begins with the operator.
-    fn begins(&self, operator: &RawOperator) -> bool {
+    /// Whether an iteration begins with the operator, and whether what comes after a prelude does.
+    fn begins(&self, operator: &RawOperator) -> (bool, bool) {
         let mut stream = lock(&self.stream);
         let step = stream.step(operator);
-        let begins = stream.period.push(step, || self.shared.lock().residency.bytes_if_resident());
-        let Some(bytes) = begins else { return false };
+        // What is divided from an iteration is what comes before it: all since the last update.
+        let early = stream.period.is_updated() && lock(&self.keeper).divides();
+        let begins = stream.period.push(step, early, || self.shared.lock().residency.bytes_if_resident());
         // Between iterations everything is resident: where that exceeds the budget is none.
-        let fits = bytes <= lock(&self.keeper).budget.as_bytes();
-        if !fits {
+        let fits = begins.is_some_and(|bytes| bytes <= lock(&self.keeper).budget.as_bytes());
+        if begins.is_some() && !fits {
             stream.period.reject();
         }
-        fits
+        (fits, step.recorded)
+    }
+
+    /// Whether a prelude was under way, which ends now.
+    fn ends_prelude(&self) -> bool {
+        std::mem::take(&mut lock(&self.stream).is_prelude)
     }
 }
 
 impl Observer for Detector {
     fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
-        if self.begins(operator) {
+        let (begins, recorded) = self.begins(operator);
+        if begins {
             self.turn().map_err(|error| error.to_string())?;
+        }
+        if recorded && self.ends_prelude() {
+            divide(&self.shared, &self.keeper).map_err(|error| error.to_string())?;
         }
         self.shared.before(operator)
     }

@@ -37,6 +37,8 @@ pub(crate) struct Wanted {
     pub(crate) bound_only: bool,
     /// Whether the iteration is recorded.
     pub(crate) record: Record,
+    /// Whether it is only what comes before the part that programs are told by.
+    pub(crate) is_prelude: bool,
 }
 
 /// What is recorded of an iteration.
@@ -80,6 +82,7 @@ pub(crate) struct Driver {
     /// The program whose schedule is carried out, or would be.
     leader: Option<usize>,
     acts: bool,
+    is_prelude: bool,
     recording: Option<Recording>,
     record: Record,
     /// By operator index: what runs an operator again.
@@ -113,6 +116,7 @@ impl Driver {
             programs: Vec::new(),
             leader: None,
             acts: false,
+            is_prelude: false,
             recording: None,
             record: Record::Nothing,
             makers: Vec::new(),
@@ -133,7 +137,8 @@ impl Driver {
     pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
         self.residency.absorb_freed()?;
         self.tell_deaths();
-        for program in &mut self.programs {
+        self.is_prelude = wanted.is_prelude;
+        for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin();
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
@@ -143,7 +148,7 @@ impl Driver {
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
-        let before = std::mem::take(&mut self.survivors);
+        let before = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };
         self.started = Instant::now();
         self.start_bytes = shim::live_bytes();
         self.residency.report = IterationReport::default();
@@ -473,7 +478,9 @@ impl Driver {
         self.residency.check();
         self.residency.forget_makers();
         let program = self.leader.filter(|&leader| self.programs[leader].is_complete());
-        self.hand_over(program);
+        if !self.is_prelude {
+            self.hand_over(program);
+        }
         let peak_bytes = shim::peak_bytes();
         let mut report = std::mem::take(&mut self.residency.report);
         report.makespan_ns = (ended - self.started).as_nanos() as u64;
@@ -753,15 +760,16 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Starts an iteration within `line_bytes`.
+    /// Starts an iteration within `line_bytes`. Its operators are told to `observer`.
     pub(crate) fn begin(
         session: Session,
         shared: &Arc<Shared>,
+        observer: Arc<dyn Observer>,
         leader: Option<usize>,
         wanted: Wanted,
         line_bytes: u64,
     ) -> Result<Self, SessionError> {
-        let listening = session.listen(Arc::clone(shared) as Arc<dyn Observer>)?;
+        let listening = session.listen(observer)?;
         shared.begin(leader, wanted, line_bytes)?;
         Ok(Open { shared: Arc::clone(shared), listening: Some(listening) })
     }

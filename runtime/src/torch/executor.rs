@@ -64,7 +64,12 @@ impl Executor {
     /// Runs one iteration of the training loop.
     pub fn iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<(R, IterationReport), SessionError> {
         let watched = self.watch_next.take();
-        let wanted = Wanted { act: watched.is_none(), bound_only: true, record: watched.unwrap_or(Record::Nothing) };
+        let wanted = Wanted {
+            act: watched.is_none(),
+            bound_only: true,
+            record: watched.unwrap_or(Record::Nothing),
+            is_prelude: false,
+        };
         let (result, ended) = self.run(wanted, body)?;
         self.timed.extend(ended.recorded);
         Ok((result, ended.report))
@@ -72,14 +77,14 @@ impl Executor {
 
     /// Runs one iteration by plan, as [`Executor::iteration`] does, and tells when operators ran.
     pub fn timed_iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<TimedIteration<R>, SessionError> {
-        let wanted = Wanted { act: true, bound_only: true, record: Record::Times };
+        let wanted = Wanted { act: true, bound_only: true, record: Record::Times, is_prelude: false };
         let (result, ended) = self.run(wanted, body)?;
         let operators = ended.recorded.map_or(Vec::new(), |recorded| recorded.times().collect());
         Ok(TimedIteration { result, report: ended.report, operators })
     }
 
     fn run<R>(&self, wanted: Wanted, body: impl FnOnce() -> R) -> Result<(R, Ended), SessionError> {
-        let open = Open::begin(self.session, &self.shared, Some(0), wanted, u64::MAX)?;
+        let open = Open::begin(self.session, &self.shared, Arc::clone(&self.shared) as _, Some(0), wanted, u64::MAX)?;
         let result = body();
         Ok((result, open.close()?))
     }

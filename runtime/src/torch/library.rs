@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Record};
+use super::prelude::Division;
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of};
 use super::report::{IterationReport, Report};
@@ -156,6 +157,9 @@ pub(super) struct Library {
     /// What copies took until the last iteration ended.
     copies: Vec<TierCopies>,
     least_feasible_bytes: Option<u64>,
+    division: Division,
+    /// What the prelude of the iteration under way did.
+    prelude: Option<IterationReport>,
 }
 
 impl Library {
@@ -182,7 +186,19 @@ impl Library {
             makespan_ns: 0,
             copies: Vec::new(),
             least_feasible_bytes: None,
+            division: Division::default(),
+            prelude: None,
         }
+    }
+
+    /// Whether an iteration's prelude is no part of the programs.
+    pub(super) fn divides(&self) -> bool {
+        self.division.is_on
+    }
+
+    /// A prelude was this, and its iteration goes on.
+    pub(super) fn precede(&mut self, prelude: IterationReport) {
+        self.prelude = Some(prelude);
     }
 
     /// The makespan of the last iteration.
@@ -245,7 +261,11 @@ impl Library {
             }
         };
         self.succession.push(serial);
-        report.add(iteration);
+        self.division.note(serial.is_some());
+        report.add(match self.prelude.take() {
+            Some(prelude) => iteration.after(prelude),
+            None => iteration,
+        });
     }
 
     /// Compares an iteration that was not known with those recorded before. Returns the program that it makes with one
@@ -261,6 +281,8 @@ impl Library {
         driver.remember(&recorded);
         let same = self.recorded.iter().position(|other| other.same_steps(&recorded).is_ok());
         let Some(same) = same else {
+            let before = self.recorded.back().filter(|_| predecessor_recorded);
+            self.division.doubt(before.is_some_and(|before| before.trains_like(&recorded)));
             if self.recorded.len() == WAITING_MAX {
                 self.recorded.pop_front();
             }

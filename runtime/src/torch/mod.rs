@@ -11,6 +11,7 @@ mod driver;
 mod events;
 pub mod executor;
 mod library;
+mod prelude;
 mod program;
 mod reactive;
 mod recompute;

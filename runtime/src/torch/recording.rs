@@ -80,6 +80,8 @@ pub(crate) struct RecordedIteration {
     created: Vec<RawStorage>,
     /// The step that made each created storage.
     made_by: Vec<usize>,
+    /// The first step that autograd recorded, or had recorded something before.
+    first_recorded: Option<usize>,
     /// Storages that live on: what the next iteration will find.
     local: HashMap<Entry, Local>,
     /// What the previous iteration knew an initial storage as.
@@ -104,6 +106,8 @@ pub(crate) struct Recording {
     started: Instant,
     last_end: Instant,
     arrived: Instant,
+    /// What autograd had recorded of this thread before.
+    recorded: u64,
 }
 
 impl Default for Recording {
@@ -116,7 +120,7 @@ impl Recording {
     /// Starts with the storages that are known.
     pub(crate) fn begin(before: HashMap<Entry, Known>, started: Instant, live_bytes: u64) -> Self {
         let now = RecordedIteration { start_bytes: live_bytes, ..RecordedIteration::default() };
-        Recording { now, before, started, last_end: started, arrived: started }
+        Recording { now, before, started, last_end: started, arrived: started, recorded: shim::recorded() }
     }
 
     /// An operator is about to run. Deaths must have been told.
@@ -124,6 +128,9 @@ impl Recording {
         self.arrived = at;
         if self.now.steps.is_empty() {
             self.now.start_bytes = live_bytes;
+        }
+        if self.now.first_recorded.is_none() && shim::phase() == Phase::Forward && shim::recorded() != self.recorded {
+            self.now.first_recorded = Some(self.now.steps.len());
         }
     }
 
@@ -357,6 +364,26 @@ impl RecordedIteration {
     /// What a step lets go of that a plan might evict. The rest may die whenever another thread lets go of it.
     fn frees<'a>(&'a self, step: &'a Step) -> impl Iterator<Item = Local> + 'a {
         step.frees.iter().copied().filter(|&local| self.storage(local).locked.is_none())
+    }
+
+    /// From where autograd first recorded an operator to the last update.
+    fn training(&self) -> &[Step] {
+        let last = self.steps.iter().rposition(|step| step.phase == Phase::Update);
+        let end = last.map_or(self.steps.len(), |last| last + 1);
+        self.first_recorded.and_then(|first| self.steps.get(first..end)).unwrap_or_default()
+    }
+
+    /// Whether both train alike, in operators and sizes, whatever they do before and after.
+    pub(crate) fn trains_like(&self, other: &RecordedIteration) -> bool {
+        let does = |iteration: &RecordedIteration, step: &Step| {
+            let bytes = |local: &Local| iteration.storage(*local).bytes;
+            let accesses: Vec<_> = step.accesses.iter().map(|(local, mode)| (bytes(local), *mode)).collect();
+            (step.name, accesses, step.creates.iter().map(bytes).collect::<Vec<_>>())
+        };
+        let (steps, others) = (self.training(), other.training());
+        !steps.is_empty()
+            && steps.len() == others.len()
+            && steps.iter().zip(others).all(|(step, like)| does(self, step) == does(other, like))
     }
 
     /// Whether the same operators do the same to the same storages.

@@ -38,6 +38,29 @@ pub struct IterationReport {
     pub failed_copies: u64,
 }
 
+impl IterationReport {
+    /// The same, its prelude included.
+    pub(crate) fn after(self, prelude: IterationReport) -> IterationReport {
+        IterationReport {
+            makespan_ns: prelude.makespan_ns + self.makespan_ns,
+            peak_bytes: prelude.peak_bytes.max(self.peak_bytes),
+            predicted: self.predicted.map(|predicted| Predicted {
+                makespan_ns: prelude.makespan_ns + predicted.makespan_ns,
+                peak_bytes: prelude.peak_bytes.max(predicted.peak_bytes),
+            }),
+            stall_ns: prelude.stall_ns + self.stall_ns,
+            rerun_ns: prelude.rerun_ns + self.rerun_ns,
+            reruns: prelude.reruns + self.reruns,
+            offloaded_bytes: prelude.offloaded_bytes + self.offloaded_bytes,
+            prefetched_bytes: prelude.prefetched_bytes + self.prefetched_bytes,
+            reactive_evictions: prelude.reactive_evictions + self.reactive_evictions,
+            over_budget_bytes: prelude.over_budget_bytes.max(self.over_budget_bytes),
+            failed_copies: prelude.failed_copies + self.failed_copies,
+            ..self
+        }
+    }
+}
+
 /// What drove an iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -31,6 +31,7 @@ use super::copy::{CopyEngine, HostEngine};
 use super::detector::Detector;
 use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
 use super::library::{Decider, Library};
+use super::prelude::Divider;
 use super::reactive::Reactive;
 use super::report::Report;
 use super::residency::Residency;
@@ -233,8 +234,17 @@ pub(super) struct Next {
 }
 
 impl Keeper {
-    /// Prepares the next iteration.
+    /// Prepares the next iteration, or its prelude.
     pub(super) fn next(&mut self, driver: &mut Driver) -> Next {
+        self.prepare(driver, true)
+    }
+
+    /// Whether an iteration's prelude is no part of the programs.
+    pub(super) fn divides(&self) -> bool {
+        self.library.divides()
+    }
+
+    fn prepare(&mut self, driver: &mut Driver, is_prelude: bool) -> Next {
         let budget_bytes = self.budget.0;
         let resident_bytes = resident_within(budget_bytes);
         let over = resident_bytes > budget_bytes;
@@ -248,10 +258,18 @@ impl Keeper {
             self.report.least_feasible_budget_bytes = self.report.least_feasible_budget_bytes.max(resident_bytes);
         }
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
-        let (leader, record) = self.library.next(&driver.programs);
-        let wanted = Wanted { act: true, bound_only: false, record };
+        let is_prelude = is_prelude && self.divides();
+        let (leader, record) = if is_prelude { (None, Record::Nothing) } else { self.library.next(&driver.programs) };
+        let wanted = Wanted { act: true, bound_only: false, record, is_prelude };
         // Where every operator is refused, nothing is to be evicted.
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes } }
+    }
+
+    /// A prelude has ended: prepares the rest of the iteration.
+    pub(super) fn after_prelude(&mut self, driver: &mut Driver, ended: Ended) -> Next {
+        driver.refusal = None;
+        self.library.precede(ended.report);
+        self.prepare(driver, false)
     }
 
     /// Learns from an iteration.
@@ -315,7 +333,11 @@ impl Runtime {
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
         let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
-        let open = Open::begin(self.session, &self.shared, leader, wanted, line_bytes)?;
+        let observer: Arc<dyn Observer> = match wanted.is_prelude {
+            true => Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper))),
+            false => Arc::clone(&self.shared) as _,
+        };
+        let open = Open::begin(self.session, &self.shared, observer, leader, wanted, line_bytes)?;
         Ok(Running { shared: Arc::clone(&self.shared), keeper: Arc::clone(&self.keeper), open: Some(open) })
     }
 
