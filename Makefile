@@ -1,6 +1,6 @@
 # Everything that Plimsoll needs beyond Rust, a C++17 compiler and python3 with pip is fetched here.
 
-.PHONY: demo policies gpu-policies test fuzz lint libtorch tools stand-in gpu-bundle gpu-rehearsal paced
+.PHONY: demo policies gpu-policies test fuzz libraries lint libtorch tools stand-in gpu-bundle gpu-rehearsal paced
 
 # A LIBTORCH that is set but empty would hide ours from cargo.
 ifeq ($(strip $(LIBTORCH)),)
@@ -79,6 +79,19 @@ test: libtorch tools
 # Random programs under random plans, and under random budgets, against their untouched selves.
 fuzz: libtorch
 	GOMP_SPINCOUNT=0 cargo run -p plimsoll-tests --bin fuzz -- --programs 10000
+
+# Training jobs of other libraries, on a DEVICE that may be "cuda": that of `make stand-in`, where the torch in use needs NVIDIA's
+# libraries and finds none. JOBS names some of them.
+DEVICE ?= cpu
+JOBS ?=
+libraries: libtorch tools stand-in
+	cargo build
+	@sh runtime/fetch.sh .tools/libraries --no-deps $(shell cat tests/libraries.txt)
+	@sh runtime/python/stage.sh $(dir $(PLIMSOLL))lib_plimsoll.so target/libraries
+	GOMP_SPINCOUNT=0 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+	    LD_PRELOAD=$(CURDIR)/target/stand-in/late/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
+	    PYTHONPATH=target/libraries:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/libraries:$(CURDIR)/.tools/python \
+	    python3 tests/libraries.py --device $(DEVICE) $(JOBS)
 
 # What proves everything on a machine with a GPU that has python3 with torch 2.11, and neither Rust nor this repository:
 # unpack it there and call plimsoll-gpu/gpu-check --out DIR.

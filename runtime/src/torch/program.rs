@@ -84,12 +84,17 @@ impl Standing {
     }
 
     fn put(&mut self, entry: Entry, storage: StorageId) {
+        self.entry[storage.index()] = Some(entry);
+        put(&mut self.storage, entry.index(), Some(storage));
+    }
+
+    /// The same where either may have been taken for another.
+    fn correct(&mut self, entry: Entry, storage: StorageId) {
         self.remove(entry);
         if let Some(before) = self.entry(storage) {
             self.remove(before);
         }
-        self.entry[storage.index()] = Some(entry);
-        put(&mut self.storage, entry.index(), Some(storage));
+        self.put(entry, storage);
     }
 
     fn remove(&mut self, entry: Entry) {
@@ -300,17 +305,18 @@ impl Program {
             if !is_size_of(found.bytes, expected) || found.mode() != access.mode {
                 return at(format!("storage {} differs in size or use", storage.0));
             }
+            let other = standing.storage(found.entry);
             match standing.entry(storage) {
                 Some(entry) if entry == found.entry => {}
-                // Another one every time, a row of a data set say, may have been taken for the one before.
-                known if is_untouched(storage) && standing.storage(found.entry).is_none_or(is_untouched) => {
+                None if storage.index() < initial && other.is_none() => {
                     standing.put(found.entry, storage);
-                    if known.is_none() && expected.locked.is_none() {
+                    if expected.locked.is_none() {
                         found_out.push((storage, found.entry));
                     }
                 }
+                // Another one every time, a row of a data set say, may have been taken for the one before.
+                _ if is_untouched(storage) && other.is_none_or(is_untouched) => standing.correct(found.entry, storage),
                 _ => {
-                    let other = standing.storage(found.entry);
                     self.is_misled = told.contains(&storage) || other.is_some_and(|other| told.contains(&other));
                     return at(format!("another storage stands for storage {}", storage.0));
                 }

@@ -244,7 +244,8 @@ impl Keeper {
         self.library.divides()
     }
 
-    fn prepare(&mut self, driver: &mut Driver, is_prelude: bool) -> Next {
+    /// Prepares what comes next, an iteration that `starts` or the rest of one.
+    fn prepare(&mut self, driver: &mut Driver, starts: bool) -> Next {
         let budget_bytes = self.budget.0;
         let resident_bytes = resident_within(budget_bytes);
         let over = resident_bytes > budget_bytes;
@@ -258,7 +259,7 @@ impl Keeper {
             self.report.least_feasible_budget_bytes = self.report.least_feasible_budget_bytes.max(resident_bytes);
         }
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
-        let is_prelude = is_prelude && self.divides();
+        let is_prelude = starts && self.divides();
         let (leader, record) = if is_prelude { (None, Record::Nothing) } else { self.library.next(&driver.programs) };
         let wanted = Wanted { act: true, bound_only: false, record, is_prelude };
         // Where every operator is refused, nothing is to be evicted.
