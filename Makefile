@@ -80,9 +80,9 @@ test: libtorch tools
 fuzz: libtorch
 	GOMP_SPINCOUNT=0 cargo run -p plimsoll-tests --bin fuzz -- --programs 10000
 
-# Training jobs of other libraries, on a DEVICE that may be "cuda": that of `make stand-in`, where the torch in use needs NVIDIA's
+# Training jobs of other libraries, ON a device that may be "cuda": that of `make stand-in`, where the torch in use needs NVIDIA's
 # libraries and finds none. JOBS names some of them.
-DEVICE ?= cpu
+ON ?= cpu
 JOBS ?=
 libraries: libtorch tools stand-in
 	cargo build
@@ -91,7 +91,7 @@ libraries: libtorch tools stand-in
 	GOMP_SPINCOUNT=0 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	    LD_PRELOAD=$(CURDIR)/target/stand-in/late/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
 	    PYTHONPATH=target/libraries:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/libraries:$(CURDIR)/.tools/python \
-	    python3 tests/libraries.py --device $(DEVICE) $(JOBS)
+	    python3 tests/libraries.py --device $(ON) $(JOBS)
 
 # What proves everything on a machine with a GPU that has python3 with torch 2.11, and neither Rust nor this repository:
 # unpack it there and call plimsoll-gpu/gpu-check --out DIR.

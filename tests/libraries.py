@@ -411,7 +411,7 @@ def judge(name, mode, device):
         faults.append("MORE THAN ITS BUDGET")
     print(
         f"{name:30} {mode:8} {budget_bytes / 2**20:6.1f} of {peak_bytes / 2**20:6.1f} MiB, known in {known:2} of "
-        f"{report['iterations']:2} iterations, {report['plans']:2} plans, {held['seconds'] / alone['seconds']:4.2f} of the time: "
+        f"{report['iterations']:2} iterations, plans: {report['plans']}, {held['seconds'] / alone['seconds']:4.2f} of the time: "
         f"{', '.join(faults) or 'the same bits'}",
         flush=True,
     )

@@ -8,9 +8,9 @@
 //! between. A stream without updates has no iterations, and says so by finding none.
 //!
 //! Between the update and the cut a loop may print its loss, evaluate its model, let go of its gradients, prepare the next batch.
-//! The iteration begins where least would be allocated there, too: what was let go of before is not
-//! alive where it begins, and a batch belongs to the iteration that it is for, as do the shapes of what is made from it. Where
-//! that will be is known from stretches that were the same up to there; until then the cut has to do.
+//! The iteration begins where least would be allocated there, too: what was let go of before is not alive where it begins, and a
+//! batch belongs to the iteration that it is for, as do the shapes of what is made from it. Where that will be is known from
+//! stretches that were the same up to there; until then the cut has to do.
 //!
 //! Gradient recording is off in other places, too: in a function with a backward pass of its own, in a checkpointed
 //! layer, in what measures a model, or clips gradients. So an update is only what comes after a backward pass and writes
