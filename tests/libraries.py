@@ -394,8 +394,12 @@ def within_budget(name, mode, device, peak_bytes):
 
 def judge(name, mode, device):
     """Whether all is well with a job; prints what it came to."""
-    alone, watched = call(name, mode, device, None), call(name, mode, device, 1 << 40)
-    complaint = alone.get("complaint") or watched.get("complaint")
+    alone = call(name, mode, device, None)
+    if "complaint" in alone:
+        print(f"{name:30} {mode:8} FAILED, left alone: {alone['complaint']}", flush=True)
+        return False
+    watched = call(name, mode, device, 1 << 40)
+    complaint = watched.get("complaint")
     if not complaint:
         peak_bytes = watched["report"]["peak_bytes"]
         budget_bytes, held = within_budget(name, mode, device, peak_bytes)
