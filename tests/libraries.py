@@ -199,7 +199,8 @@ def diffusers_ddpm(device):
         optimizer.step()
         optimizer.zero_grad()
         average.step(model.parameters())
-        return loss.detach()
+        # Its storage is as large as that of what it is the mean of.
+        return loss.detach().clone()
 
     return iterate, [model]
 
