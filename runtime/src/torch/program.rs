@@ -305,9 +305,12 @@ impl Program {
             if !is_size_of(found.bytes, expected) || found.mode() != access.mode {
                 return at(format!("storage {} differs in size or use", storage.0));
             }
+            let stands = standing.entry(storage);
+            if stands == Some(found.entry) {
+                continue;
+            }
             let other = standing.storage(found.entry);
-            match standing.entry(storage) {
-                Some(entry) if entry == found.entry => {}
+            match stands {
                 None if storage.index() < initial && other.is_none() => {
                     standing.put(found.entry, storage);
                     if expected.locked.is_none() {
