@@ -92,16 +92,16 @@ impl PeriodDetector {
         self.has_update
     }
 
-    /// Takes the next operator. `bytes` says how many would be allocated before it if everything were resident; that is
-    /// returned where an iteration begins with the operator: where `early`, right after the last update.
+    /// Takes the next operator. `live_bytes` are allocated before it; `bytes` says how many would be if everything were resident, no
+    /// fewer, and takes a while: that is returned where an iteration begins with the operator: where `early`, right after the last update.
     ///
     /// Sizes are left out on purpose: iterations of different shapes are iterations all the same.
-    pub fn push(&mut self, step: Step, early: bool, bytes: impl FnOnce() -> u64) -> Option<u64> {
+    pub fn push(&mut self, step: Step, early: bool, live_bytes: u64, bytes: impl FnOnce() -> u64) -> Option<u64> {
         let Step { name, phase, recorded, updates } = step;
         let in_backward = phase == Phase::Backward;
         let begins = match phase {
             Phase::Forward if self.has_update && recorded => self.cut(bytes()),
-            Phase::Forward if self.has_update => self.pause(early, bytes),
+            Phase::Forward if self.has_update => self.pause(early, live_bytes, bytes),
             _ => None,
         };
         self.backward_passes += u32::from(in_backward && !self.was_in_backward);
@@ -131,7 +131,7 @@ impl PeriodDetector {
     }
 
     /// Between an update and the end of a stretch. Returns the bytes where an iteration begins here.
-    fn pause(&mut self, early: bool, bytes: impl FnOnce() -> u64) -> Option<u64> {
+    fn pause(&mut self, early: bool, live_bytes: u64, bytes: impl FnOnce() -> u64) -> Option<u64> {
         let ends = self.locked.is_none_or(|(left, _)| left == 1);
         if !ends || self.has_begun {
             return None;
@@ -142,9 +142,12 @@ impl PeriodDetector {
             self.has_begun = true;
             return Some(bytes());
         }
-        let bytes = bytes();
-        if self.least.is_none_or(|(least, _)| bytes < least) {
-            self.least = Some((bytes, way));
+        let least = self.least.map_or(u64::MAX, |(least, _)| least);
+        if live_bytes < least {
+            let bytes = bytes();
+            if bytes < least {
+                self.least = Some((bytes, way));
+            }
         }
         None
     }
@@ -240,7 +243,7 @@ mod tests {
     /// Where in the stream iterations are said to begin.
     fn begins(stream: &[(u32, Phase, u64)]) -> Vec<usize> {
         let mut detector = PeriodDetector::default();
-        let mut begins = |&(name, phase, bytes)| detector.push(step(name, phase), false, || bytes).is_some();
+        let mut begins = |&(name, phase, bytes)| detector.push(step(name, phase), false, bytes, || bytes).is_some();
         stream.iter().enumerate().filter(|(_, one)| begins(one)).map(|(index, _)| index).collect()
     }
 
@@ -329,7 +332,7 @@ mod tests {
         let mut begins = |iterations: usize| {
             let stream = (0..iterations).flat_map(|_| iteration(1, 3));
             let found =
-                stream.filter(|&(name, phase, _)| detector.push(step(name, phase), false, || 1).is_some()).count();
+                stream.filter(|&(name, phase, _)| detector.push(step(name, phase), false, 1, || 1).is_some()).count();
             detector.reject();
             (found, detector.period())
         };

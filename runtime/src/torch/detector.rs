@@ -6,7 +6,7 @@ use super::driver::Shared;
 use super::prelude::divide;
 use super::program::put;
 use super::runtime::{Keeper, Next, lock};
-use super::session::{Observer, SessionError, Wish, operator_name};
+use super::session::{Observer, Relay, SessionError, operator_name};
 use super::shim::{self, Entry, RawOperator};
 use crate::period::{PeriodDetector, Step};
 use crate::trace::Phase;
@@ -103,7 +103,8 @@ impl Detector {
         let step = stream.step(operator);
         // What is divided from an iteration is what comes before it: all since the last update.
         let early = stream.period.is_updated() && lock(&self.keeper).divides();
-        let begins = stream.period.push(step, early, || self.shared.lock().residency.bytes_if_resident());
+        let begins =
+            stream.period.push(step, early, shim::live_bytes(), || self.shared.lock().residency.bytes_if_resident());
         // Between iterations everything is resident: where that exceeds the budget is none.
         let fits = begins.is_some_and(|bytes| bytes <= lock(&self.keeper).budget.as_bytes());
         if begins.is_some() && !fits {
@@ -118,32 +119,23 @@ impl Detector {
     }
 }
 
-impl Observer for Detector {
-    fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
+impl Relay for Detector {
+    fn next(&self) -> &dyn Observer {
+        &*self.shared
+    }
+
+    fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
         let (begins, recorded) = self.begins(operator);
         if begins {
-            self.turn().map_err(|error| error.to_string())?;
+            self.turn()?;
         }
         if recorded && self.ends_prelude() {
-            divide(&self.shared, &self.keeper).map_err(|error| error.to_string())?;
+            divide(&self.shared, &self.keeper)?;
         }
-        self.shared.before(operator)
+        Ok(())
     }
 
-    fn after(&self, operator: &RawOperator) {
+    fn ran(&self, operator: &RawOperator) {
         lock(&self.stream).made(operator);
-        self.shared.after(operator);
-    }
-
-    fn failed(&self, operator: &RawOperator) {
-        self.shared.failed(operator);
-    }
-
-    fn pressed(&self, bytes: u64) -> Result<(), String> {
-        self.shared.pressed(bytes)
-    }
-
-    fn refused(&self, bytes: u64) -> Result<bool, String> {
-        self.shared.refused(bytes)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
 use super::runtime::{Keeper, Next, lock};
-use super::session::{Observer, SessionError, Wish};
+use super::session::{Observer, Relay, SessionError};
 use super::shim::{self, RawOperator};
 use crate::trace::Phase;
 
@@ -79,29 +79,17 @@ impl Divider {
     }
 }
 
-impl Observer for Divider {
-    fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
-        if self.ends_prelude() {
-            self.is_prelude.store(false, Ordering::Relaxed);
-            divide(&self.shared, &self.keeper).map_err(|error| error.to_string())?;
+impl Relay for Divider {
+    fn next(&self) -> &dyn Observer {
+        &*self.shared
+    }
+
+    fn arrives(&self, _operator: &RawOperator) -> Result<(), SessionError> {
+        if !self.ends_prelude() {
+            return Ok(());
         }
-        self.shared.before(operator)
-    }
-
-    fn after(&self, operator: &RawOperator) {
-        self.shared.after(operator);
-    }
-
-    fn failed(&self, operator: &RawOperator) {
-        self.shared.failed(operator);
-    }
-
-    fn pressed(&self, bytes: u64) -> Result<(), String> {
-        self.shared.pressed(bytes)
-    }
-
-    fn refused(&self, bytes: u64) -> Result<bool, String> {
-        self.shared.refused(bytes)
+        self.is_prelude.store(false, Ordering::Relaxed);
+        divide(&self.shared, &self.keeper)
     }
 }
 

@@ -69,6 +69,40 @@ pub(crate) trait Observer: Send + Sync {
     }
 }
 
+/// Looks at operators before it passes all that it is told on to another.
+pub(crate) trait Relay: Send + Sync {
+    /// The other.
+    fn next(&self) -> &dyn Observer;
+    /// An operator is about to run.
+    fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError>;
+    /// The operator has run, of which the other is not told yet.
+    fn ran(&self, _operator: &RawOperator) {}
+}
+
+impl<T: Relay> Observer for T {
+    fn before(&self, operator: &RawOperator) -> Result<Wish, String> {
+        self.arrives(operator).map_err(|error| error.to_string())?;
+        self.next().before(operator)
+    }
+
+    fn after(&self, operator: &RawOperator) {
+        self.ran(operator);
+        self.next().after(operator);
+    }
+
+    fn failed(&self, operator: &RawOperator) {
+        self.next().failed(operator);
+    }
+
+    fn pressed(&self, bytes: u64) -> Result<(), String> {
+        self.next().pressed(bytes)
+    }
+
+    fn refused(&self, bytes: u64) -> Result<bool, String> {
+        self.next().refused(bytes)
+    }
+}
+
 /// Who is told of operators, if anybody is.
 type ActiveObserver = Option<Arc<dyn Observer>>;
 
