@@ -56,6 +56,70 @@ fn forty_lengths_each_of_which_comes_again_after_all_others() {
     }
 }
 
+/// Batches padded to the longest passage in each: a length is planned for by what iterations of others told.
+#[test]
+fn lengths_none_of_which_comes_again() {
+    let _running = one_at_a_time();
+    let lengths = |iteration: i64| 256 + iteration * 89 % 257;
+    let courses: Vec<Course> = (0..80).map(|iteration| Course::Train(lengths(iteration))).collect();
+    let reports = run(&courses, 0.5);
+    let is_unknown = |report: &&IterationReport| report.course == Driven::Reactive;
+    let largest = |at: usize| (0..at as i64).all(|before| lengths(before) < lengths(at as i64));
+    for (at, report) in reports.iter().enumerate().skip(2).filter(|&(at, _)| !largest(at)) {
+        assert!(report.course != Driven::Reactive && report.deviation.is_none(), "{at}: {report:?}");
+    }
+    println!("{} unknown", reports.iter().filter(is_unknown).count());
+    assert!(reports.iter().filter(|report| report.course == Driven::Planned).count() > 40);
+}
+
+/// Graphs of any number of nodes and edges, of which a data-dependent share is left: sizes of several kinds, none of which is
+/// larger whenever another is.
+#[test]
+fn sizes_of_several_kinds() {
+    let _running = one_at_a_time();
+    let kind = (Kind::Float, Device::Cpu);
+    session();
+    let iterate = |weights: &Tensor, iteration: i64| {
+        tch::manual_seed(iteration);
+        let (nodes, edges) = (96 + iteration * 37 % 61, 256 + iteration * 53 % 131);
+        let mut hidden = Tensor::randn([nodes, 128], kind);
+        let from = Tensor::randint(nodes, [edges], (Kind::Int64, Device::Cpu));
+        let to = Tensor::randint(nodes, [edges], (Kind::Int64, Device::Cpu));
+        for layer in 0..8 {
+            let message = hidden.index_select(0, &from).matmul(&weights.get(layer)).tanh();
+            hidden = Tensor::zeros([nodes, 128], kind).index_add(0, &to, &message).tanh();
+        }
+        let loss = hidden.masked_select(&hidden.gt(0.1)).square().mean(Kind::Float);
+        loss.backward();
+        tch::no_grad(|| {
+            let mut gradient = weights.grad();
+            let _ = weights.shallow_clone().f_sub_(&(&gradient * 0.1)).unwrap();
+            let _ = gradient.zero_();
+        });
+        loss.double_value(&[])
+    };
+    let weights = || {
+        tch::manual_seed(3);
+        (Tensor::randn([8, 128, 128], kind) * 0.1).set_requires_grad(true)
+    };
+    let untouched = weights();
+    let expected: Vec<f64> = (0..60).map(|iteration| iterate(&untouched, iteration)).collect();
+    let weights = weights();
+    let mut runtime = runtime(session().live_bytes() + (5 << 19));
+    let losses: Vec<f64> = (0..60)
+        .map(|iteration| {
+            let _iteration = runtime.iteration();
+            iterate(&weights, iteration)
+        })
+        .collect();
+    let report = runtime.report();
+    println!("{report}");
+    assert_eq!(losses, expected);
+    let planned = report.latest[10..].iter().filter(|iteration| iteration.course == Driven::Planned).count();
+    assert!(planned >= 45, "{planned}: {:?}", report.latest[50]);
+    assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+}
+
 #[test]
 fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
     let _running = one_at_a_time();

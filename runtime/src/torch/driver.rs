@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::ancestry::MakerId;
+use super::ladder::{Fit, Rung};
 use super::program::Program;
 use super::recompute::{Job, Rebuild};
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
@@ -33,8 +34,8 @@ thread_local! {
 pub(crate) struct Wanted {
     /// Whether a schedule is carried out.
     pub(crate) act: bool,
-    /// Whether that needs all storages to be known before the first operator.
-    pub(crate) bound_only: bool,
+    /// Whether only by the plan for its very sizes, and where all storages are known before the first operator.
+    pub(crate) strictly: bool,
     /// Whether the iteration is recorded.
     pub(crate) record: Record,
     /// Whether it is only what comes before the part that programs are told by.
@@ -82,6 +83,7 @@ pub(crate) struct Driver {
     /// The program whose schedule is carried out, or would be.
     leader: Option<usize>,
     acts: bool,
+    is_strict: bool,
     is_prelude: bool,
     recording: Option<Recording>,
     record: Record,
@@ -116,6 +118,7 @@ impl Driver {
             programs: Vec::new(),
             leader: None,
             acts: false,
+            is_strict: false,
             is_prelude: false,
             recording: None,
             record: Record::Nothing,
@@ -138,19 +141,20 @@ impl Driver {
         self.residency.absorb_freed()?;
         self.tell_deaths();
         self.is_prelude = wanted.is_prelude;
+        self.is_strict = wanted.strictly;
+        self.start_bytes = shim::live_bytes();
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
-            program.begin();
+            program.begin(self.start_bytes);
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
         self.leader = leader;
-        self.acts = wanted.act && leader.is_some_and(|leader| !wanted.bound_only || self.programs[leader].is_bound());
+        self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
         let before = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };
         self.started = Instant::now();
-        self.start_bytes = shim::live_bytes();
         self.residency.report = IterationReport::default();
         self.residency.reactive.started_ns = self.residency.now_ns();
         self.record = wanted.record;
@@ -250,25 +254,48 @@ impl Driver {
                 self.rule_out(index, why);
             }
         }
+        self.look_at_sizes();
     }
 
     /// What runs is not this program.
     fn rule_out(&mut self, program: usize, why: String) {
         self.programs[program].matches = false;
-        if self.leader != Some(program) {
-            return;
+        if self.leader == Some(program) {
+            self.follow_the_best(why);
         }
-        let acted = self.programs[program].has_acted();
-        self.leader = self.programs.iter().position(|program| program.matches);
+    }
+
+    /// Goes on with the program that the iteration fits best of those that it may be, if any. `why` it is not the leader.
+    fn follow_the_best(&mut self, why: String) {
+        let acted = self.leader.is_some_and(|leader| self.programs[leader].has_acted());
+        let matching = (0..self.programs.len()).filter(|&program| self.programs[program].matches);
+        self.leader = matching.min_by_key(|&program| self.programs[program].fit());
         match self.leader {
             Some(leader) => {
                 // What the other schedule has not done until here is left undone.
-                let behind = self.programs[leader].skip_to_here();
-                if acted || behind {
+                let leader = &mut self.programs[leader];
+                leader.skip_to_here();
+                if acted || leader.is_off_plan() {
                     self.deviates(why);
                 }
             }
             None => self.departs(why),
+        }
+    }
+
+    /// The leader may have turned out to be at other sizes than it seemed: where another program is at its very sizes, it is that.
+    fn look_at_sizes(&mut self) {
+        let Some(leader) = self.leader else { return };
+        let Some(misfit) = self.programs[leader].take_misfit() else { return };
+        let program = &self.programs[leader];
+        let (fit, is_off_plan) = (program.fit(), program.is_off_plan());
+        let why = format!("{}: storage {} is of another size", program.place(), misfit.0);
+        if self.is_strict {
+            self.rule_out(leader, why);
+        } else if fit > Fit::Exact && self.programs.iter().any(|other| other.matches && other.fit() == Fit::Exact) {
+            self.follow_the_best(why);
+        } else if is_off_plan {
+            self.deviates(why);
         }
     }
 
@@ -489,13 +516,15 @@ impl Driver {
         report.followed = self.deviation.is_none() && self.acts && program.is_some();
         let ran_short = matches!(self.deviation, Some(Deviation::RanShort(_)));
         report.deviation = self.deviation.take().map(|(Deviation::RanShort(what) | Deviation::Other(what))| what);
-        report.course = match program.map(|program| &self.programs[program].scheduled) {
+        report.course = match program.map(|program| self.programs[program].scheduled()) {
             Some(_) if !self.acts => Course::Watched,
             Some(scheduled) if !scheduled.schedule.is_idle() => Course::Planned,
             Some(scheduled) if !scheduled.exceeds_budget() => Course::Declined,
             _ => Course::Reactive,
         };
-        let prediction = program.filter(|_| self.acts).and_then(|program| self.programs[program].scheduled.prediction);
+        // Where sizes are others than in the plan nothing was predicted.
+        let exact = program.filter(|&program| self.acts && self.programs[program].fit() == Fit::Exact);
+        let prediction = exact.and_then(|program| self.programs[program].scheduled().prediction);
         report.predicted =
             prediction.map(|seen| Predicted { makespan_ns: seen.makespan_ns, peak_bytes: seen.peak_bytes });
         self.residency.events.iteration(self.started);
@@ -534,15 +563,30 @@ impl Driver {
         }
     }
 
-    /// Takes on a program; where there are `most` the one that was not seen for longest makes way. Returns the place of that.
-    pub(crate) fn take_on(&mut self, program: Program, most: usize) -> Option<usize> {
-        let oldest = (0..self.programs.len()).min_by_key(|&index| self.programs[index].last_seen);
-        let left = oldest.filter(|_| self.programs.len() == most);
-        if let Some(left) = left {
-            self.legacies.forget(self.programs.swap_remove(left).serial);
+    /// What there are plans for, by the places of programs and of their rungs.
+    pub(crate) fn rungs(&self) -> impl Iterator<Item = ((usize, usize), &Rung)> {
+        let programs = self.programs.iter().enumerate();
+        programs.flat_map(|(place, program)| {
+            program.ladder.rungs().iter().enumerate().map(move |(rung, it)| ((place, rung), it))
+        })
+    }
+
+    /// Lets go of the rung that was not seen for longest, where there are more than `most`, and of its program with the last one.
+    /// The largest of several stays: it is what keeps those that come from being larger than any. Returns its name. Programs may
+    /// have other places then.
+    pub(crate) fn make_way(&mut self, most: usize) -> Option<u64> {
+        if self.rungs().count() <= most {
+            return None;
         }
-        self.programs.push(program);
-        left
+        let is_largest = |(program, rung): (usize, usize)| rung + 1 == self.programs[program].ladder.rungs().len();
+        let is_needed = |(program, rung): (usize, usize)| rung > 0 && is_largest((program, rung));
+        let oldest = self.rungs().filter(|&(place, _)| !is_needed(place)).min_by_key(|(_, rung)| rung.last_seen);
+        let (program, rung) = oldest?.0;
+        let (left, is_empty) = self.programs[program].ladder.remove(rung);
+        if is_empty {
+            self.legacies.forget(self.programs.swap_remove(program).serial);
+        }
+        Some(left)
     }
 
     /// Device bytes when the iteration started.

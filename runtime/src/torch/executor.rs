@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::copy::CopyEngine;
 use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
+use super::ladder::Rung;
 use super::program::{Known, Program, Scheduled};
 use super::reactive::Reactive;
 use super::recording::{RecordedIteration, retime};
@@ -57,7 +58,7 @@ impl Executor {
         // Nothing raises pressure where there is no budget.
         let reactive = Reactive::new(Box::new(Dtr), ActionSet::ALL, Link::symmetric(1e9, 0));
         let mut driver = Driver::new(Residency::new(engine, reactive));
-        driver.programs.push(Program::new(known, scheduled));
+        driver.programs.push(Program::new(Rung::new(known, scheduled, 0, 0)));
         Executor { session, shared: Arc::new(Shared::new(driver)), watch_next: None, timed: Vec::new() }
     }
 
@@ -66,7 +67,7 @@ impl Executor {
         let watched = self.watch_next.take();
         let wanted = Wanted {
             act: watched.is_none(),
-            bound_only: true,
+            strictly: true,
             record: watched.unwrap_or(Record::Nothing),
             is_prelude: false,
         };
@@ -77,7 +78,7 @@ impl Executor {
 
     /// Runs one iteration by plan, as [`Executor::iteration`] does, and tells when operators ran.
     pub fn timed_iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<TimedIteration<R>, SessionError> {
-        let wanted = Wanted { act: true, bound_only: true, record: Record::Times, is_prelude: false };
+        let wanted = Wanted { act: true, strictly: true, record: Record::Times, is_prelude: false };
         let (result, ended) = self.run(wanted, body)?;
         let operators = ended.recorded.map_or(Vec::new(), |recorded| recorded.times().collect());
         Ok(TimedIteration { result, report: ended.report, operators })

@@ -1,22 +1,25 @@
 //! The programs that a training loop has been seen to run, each with its plan.
 //!
 //! An iteration that was followed needs nothing more. One that was not is compared with those recorded before; two that
-//! are alike make a trace, and the trace a plan. A program whose makespan drifts is measured and planned anew.
+//! are alike make a trace, and the trace a plan. Where they are alike but for the sizes of storages, they are one program, which
+//! has a plan for each of them, and for others as they come. A program whose makespan drifts is measured and planned anew.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Record};
+use super::ladder::{Fit, Rung, Wanted};
 use super::prelude::Division;
 use super::program::{Known, Program, Scheduled};
-use super::recording::{RecordedIteration, retime, retime_at_most, trace_of};
+use super::recording::{RecordedIteration, retime, retime_at_most, trace_of_alike};
 use super::report::{IterationReport, Report};
 use super::succession::Succession;
 use crate::baselines::{Dtr, DtrSwap, baseline};
 use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
-use crate::plan::{ActionSet, Plan};
+use crate::lineage::{Lineage, WindowId};
+use crate::plan::{Action, ActionSet, Plan};
 use crate::planner::{PORTFOLIO, Planned, Planner, least_feasible_budget, plan};
 use crate::policy::Policy;
 use crate::sweep::Problem;
@@ -104,6 +107,8 @@ enum Reason {
     Early,
     /// They no longer are what operators take.
     Drifted,
+    /// They are guessed from those at other sizes.
+    Guessed,
 }
 
 /// An iteration that was measured for a plan of new times.
@@ -143,8 +148,10 @@ pub(super) struct Library {
     actions: ActionSet,
     planner: Planner,
     plans_max: usize,
-    /// Beside the driver's programs, by the same index.
-    shelves: Vec<Shelf>,
+    /// By the names of rungs.
+    shelves: HashMap<u64, Shelf>,
+    /// Names given to programs and rungs.
+    names: u64,
     recorded: VecDeque<RecordedIteration>,
     /// Whether the last of `recorded` is the iteration before this one.
     predecessor_recorded: bool,
@@ -176,7 +183,8 @@ impl Library {
             actions,
             planner,
             plans_max,
-            shelves: Vec::new(),
+            shelves: HashMap::new(),
+            names: 0,
             recorded: VecDeque::new(),
             predecessor_recorded: false,
             succession: Succession::default(),
@@ -213,13 +221,13 @@ impl Library {
 
     /// The program that the next iteration is expected to be, and what is recorded of it: what followed such as came last, else
     /// the latest. Where something unknown is expected, that is recorded.
-    pub(super) fn next(&mut self, programs: &[Program]) -> (Option<usize>, Record) {
+    pub(super) fn next(&mut self, driver: &mut Driver) -> (Option<usize>, Record) {
         let next = self.succession.next();
-        let place = |serial: u64| programs.iter().position(|program| program.serial == serial);
+        let place = |serial: u64| driver.rungs().find(|(_, rung)| rung.serial == serial);
         let known = next.flatten().and_then(place);
         self.awaits_unknown = next.is_some() && known.is_none();
-        let leader = known.or_else(|| (0..programs.len()).max_by_key(|&index| programs[index].last_seen));
-        let shelf = leader.map(|leader| &self.shelves[leader]);
+        let leader = known.or_else(|| driver.rungs().max_by_key(|(_, rung)| rung.last_seen));
+        let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
         let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
             _ if self.awaits_unknown => Record::Whole,
             Some((Times::Marked(..), _)) => Record::Makespan,
@@ -228,7 +236,11 @@ impl Library {
             _ if self.calm < CALM => Record::Whole,
             _ => Record::Nothing,
         };
-        (leader, record)
+        let leader = leader.map(|(place, _)| place);
+        if let Some((program, rung)) = leader {
+            driver.programs[program].ladder.expect(rung);
+        }
+        (leader.map(|(program, _)| program), record)
     }
 
     /// Learns from an iteration.
@@ -239,17 +251,24 @@ impl Library {
         let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
         let copies = since(&self.copies, &before);
         let predecessor_recorded = std::mem::take(&mut self.predecessor_recorded);
-        let serial = match program {
-            Some(index) => {
+        let serial = match program.map(|program| (program, driver.programs[program].fit())) {
+            Some((index, fit)) => {
                 self.calm += 1;
                 report.plan_cache_hits += 1;
-                driver.programs[index].last_seen = self.clock;
-                let measured = self.shelves[index].learn(iteration.followed, recorded, on_device_ns);
+                let rung = driver.programs[index].ladder.rung_mut();
+                rung.last_seen = self.clock;
+                // What was measured at other sizes tells nothing of these.
+                let (of_these, of_others) = if fit == Fit::Exact { (recorded, None) } else { (None, recorded) };
+                let shelf = self.shelves.get_mut(&rung.serial).expect("every rung has a shelf");
+                let measured = match fit {
+                    Fit::Exact => shelf.learn(iteration.followed, of_these, on_device_ns),
+                    Fit::Within | Fit::Beyond => None,
+                };
                 if measured.is_some() {
                     self.tiers = retimed(self.tiers, &copies);
                 }
                 self.watch(driver, index, (&iteration, ran_short), measured, budget_bytes, report);
-                Some(driver.programs[index].serial)
+                Some(self.refine(driver, index, (of_others.as_ref(), ran_short), budget_bytes, report))
             }
             None => {
                 if !self.awaits_unknown {
@@ -279,8 +298,9 @@ impl Library {
         report: &mut Report,
     ) -> Option<u64> {
         driver.remember(&recorded);
-        let same = self.recorded.iter().position(|other| other.same_steps(&recorded).is_ok());
-        let Some(same) = same else {
+        let place = |is_alike: &dyn Fn(&RecordedIteration) -> bool| self.recorded.iter().rposition(is_alike);
+        let same = place(&|other| other.same_steps(&recorded).is_ok());
+        let Some(alike) = same.or_else(|| place(&|other| other.same_but_for_sizes(&recorded))) else {
             let before = self.recorded.back().filter(|_| predecessor_recorded);
             self.division.doubt(before.is_some_and(|before| before.trains_like(&recorded)));
             if self.recorded.len() == WAITING_MAX {
@@ -291,24 +311,84 @@ impl Library {
             return None;
         };
         // Where another program came before, its names for storages say nothing.
-        if !(predecessor_recorded && same == self.recorded.len() - 1) {
+        if !(predecessor_recorded && alike == self.recorded.len() - 1) {
             recorded.forget_predecessor();
         }
-        let other = self.recorded.remove(same).expect("found above");
-        let trace = trace_of(&[&other, &recorded], &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
-        let known = Known::of(trace);
+        let other = self.recorded.remove(alike).expect("found above");
+        let both = [&other, &recorded];
+        let of_one_size = if same.is_some() { &both[..] } else { &both[1..] };
+        let trace = trace_of_alike(of_one_size, &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
         let times = if recorded.is_marked { Times::Wanted(Reason::Early) } else { Times::Known };
-        let mut shelf = Shelf { times, ..Shelf::default() };
-        let scheduled = self.plan(&known, None, budget_bytes, &mut shelf, report);
-        let mut program = Program::new(known, scheduled);
+        let rung = self.plan_for(Known::of(trace), None, times, budget_bytes, report);
+        let serial = rung.serial;
+        let mut program = Program::new(rung);
         program.bind(recorded.bindings());
-        program.serial = self.clock;
-        program.last_seen = self.clock;
-        if let Some(left) = driver.take_on(program, self.plans_max) {
-            self.shelves.swap_remove(left);
+        driver.programs.push(program);
+        self.make_way(driver);
+        if same.is_none() {
+            let program = driver.programs.len() - 1;
+            driver.programs[program].ladder.recall(other.sizes());
+            self.refine(driver, program, (Some(&other), false), budget_bytes, report);
         }
-        self.shelves.push(shelf);
-        Some(self.clock)
+        Some(serial)
+    }
+
+    /// A program was at other sizes than those that it has been planned for, perhaps, and it is planned for these where that pays.
+    /// That iteration may have been `recorded`, or have run short of bytes. Returns the name of the rung that it is on.
+    fn refine(
+        &mut self,
+        driver: &mut Driver,
+        index: usize,
+        (recorded, ran_short): (Option<&RecordedIteration>, bool),
+        budget_bytes: u64,
+        report: &mut Report,
+    ) -> u64 {
+        let has_place = driver.rungs().count() < self.plans_max;
+        let ladder = &mut driver.programs[index].ladder;
+        let Some(Wanted { mut trace, is_hull }) = ladder.wanted(ran_short, has_place) else {
+            return ladder.rung().serial;
+        };
+        let timed = recorded.filter(|recorded| recorded.is_timed);
+        let times = match timed {
+            Some(recorded) => {
+                retime(&[recorded], &mut trace);
+                if recorded.is_marked { Times::Wanted(Reason::Early) } else { Times::Known }
+            }
+            None => Times::Wanted(Reason::Guessed),
+        };
+        let known = Known::of(trace);
+        let nearest = ladder.rung();
+        let before = carried_over(&nearest.scheduled.plan, &nearest.known.lineage, &known.lineage);
+        let rung = self.plan_for(known, Some(&before), times, budget_bytes, report);
+        let serial = rung.serial;
+        if let Some(outgrown) = driver.programs[index].ladder.insert(rung, is_hull) {
+            self.shelves.remove(&outgrown);
+        }
+        self.make_way(driver);
+        serial
+    }
+
+    /// A new rung, planned.
+    fn plan_for(
+        &mut self,
+        known: Known,
+        before: Option<&Plan>,
+        times: Times,
+        budget_bytes: u64,
+        report: &mut Report,
+    ) -> Rung {
+        let mut shelf = Shelf { times, ..Shelf::default() };
+        let scheduled = self.plan(&known, before, budget_bytes, &mut shelf, report);
+        self.names += 1;
+        self.shelves.insert(self.names, shelf);
+        Rung::new(known, scheduled, self.names, self.clock)
+    }
+
+    /// Lets go of a plan where there are too many.
+    fn make_way(&mut self, driver: &mut Driver) {
+        if let Some(left) = driver.make_way(self.plans_max) {
+            self.shelves.remove(&left);
+        }
     }
 
     /// Plans a program for what the budget leaves it, from the plan that there was `before`.
@@ -345,24 +425,24 @@ impl Library {
     }
 
     /// Plans a program anew.
-    fn replan(&mut self, program: &mut Program, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) {
-        program.scheduled = self.plan(&program.known, Some(&program.scheduled.plan), budget_bytes, shelf, report);
+    fn replan(&mut self, rung: &mut Rung, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) {
+        rung.scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
     }
 
     /// Plans a program anew, so that it leaves so many more bytes free. Where no such plan is found the present one stays.
     fn leave_free(
         &mut self,
-        program: &mut Program,
+        rung: &mut Rung,
         bytes: u64,
         budget_bytes: u64,
         shelf: &mut Shelf,
         report: &mut Report,
     ) -> bool {
         shelf.margin_bytes += bytes;
-        let scheduled = self.plan(&program.known, Some(&program.scheduled.plan), budget_bytes, shelf, report);
+        let scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
         let fits = !scheduled.exceeds_budget();
         if fits {
-            program.scheduled = scheduled;
+            rung.scheduled = scheduled;
         } else {
             shelf.margin_bytes -= bytes;
         }
@@ -372,11 +452,10 @@ impl Library {
     /// Makes every plan anew, for another budget.
     pub(super) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
         self.least_feasible_bytes = None;
-        for (index, program) in programs.iter_mut().enumerate() {
-            let times = std::mem::take(&mut self.shelves[index].times);
-            let mut shelf = Shelf { times, ..Shelf::default() };
-            self.replan(program, budget_bytes, &mut shelf, report);
-            self.shelves[index] = shelf;
+        for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
+            let mut shelf = Shelf { times: self.take_shelf(rung).times, ..Shelf::default() };
+            self.replan(rung, budget_bytes, &mut shelf, report);
+            self.shelves.insert(rung.serial, shelf);
         }
     }
 
@@ -391,48 +470,68 @@ impl Library {
         budget_bytes: u64,
         report: &mut Report,
     ) {
-        let mut shelf = std::mem::take(&mut self.shelves[index]);
         let start_bytes = driver.start_bytes();
-        let program = &mut driver.programs[index];
+        let rung = driver.programs[index].ladder.rung_mut();
+        let mut shelf = self.take_shelf(rung);
         if let Some(Measured { reason, recorded, marks_ns }) = measured {
             driver.residency.reactive.link = self.tiers.host;
-            let mut trace = Trace::clone(&program.known.trace);
+            let mut trace = Trace::clone(&rung.known.trace);
             match reason {
                 Reason::Early => retime_at_most(&recorded, &mut trace),
-                Reason::Drifted => retime(&[&recorded], &mut trace),
+                Reason::Drifted | Reason::Guessed => retime(&[&recorded], &mut trace),
             }
             trace.cut_to(trace.makespan_ns.saturating_sub(marks_ns));
-            program.known = Known::of(trace);
+            rung.known = Known::of(trace);
             shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
-            self.replan(program, budget_bytes, &mut shelf, report);
+            self.replan(rung, budget_bytes, &mut shelf, report);
             report.replans += 1;
         } else if shelf.is_hasty && matches!(shelf.times, Times::Known) && has_time(report) {
-            self.replan(program, budget_bytes, &mut shelf, report);
+            self.replan(rung, budget_bytes, &mut shelf, report);
         } else if ran_short && !shelf.is_tight {
             shelf.pressed += 1;
             if shelf.pressed == PRESSED_MAX {
                 shelf.pressed = 0;
                 // Something that was not recorded takes bytes. What was there before the iteration is known; else leave it some.
-                let surplus_bytes = start_bytes.saturating_sub(program.known.trace.start_bytes());
+                let surplus_bytes = start_bytes.saturating_sub(rung.known.trace.start_bytes());
                 shelf.is_tight = match surplus_bytes {
-                    0 => !self.leave_free(program, budget_bytes / 64, budget_bytes, &mut shelf, report),
+                    0 => !self.leave_free(rung, budget_bytes / 64, budget_bytes, &mut shelf, report),
                     _ => {
-                        let mut trace = Trace::clone(&program.known.trace);
+                        let mut trace = Trace::clone(&rung.known.trace);
                         trace.unseen_bytes += surplus_bytes;
-                        program.known = Known::of(trace);
-                        self.replan(program, budget_bytes, &mut shelf, report);
-                        program.scheduled.exceeds_budget()
+                        rung.known = Known::of(trace);
+                        self.replan(rung, budget_bytes, &mut shelf, report);
+                        rung.scheduled.exceeds_budget()
                     }
                 };
             }
-        } else if iteration.followed
-            && let Some(predicted) = iteration.predicted
-        {
+        } else if iteration.followed {
             shelf.pressed = 0;
-            shelf.note(iteration.makespan_ns as f64 / predicted.makespan_ns.max(1) as f64);
+            if let Some(predicted) = iteration.predicted {
+                shelf.note(iteration.makespan_ns as f64 / predicted.makespan_ns.max(1) as f64);
+            }
         }
-        self.shelves[index] = shelf;
+        self.shelves.insert(rung.serial, shelf);
     }
+
+    /// What is remembered of a rung, for as long as that is worked on.
+    fn take_shelf(&mut self, rung: &Rung) -> Shelf {
+        self.shelves.remove(&rung.serial).expect("every rung has a shelf")
+    }
+}
+
+/// What a plan does, for the windows of the same program at other sizes: those of small storages are no windows.
+fn carried_over(plan: &Plan, from: &Lineage, to: &Lineage) -> Plan {
+    let actions: HashMap<_, Action> = from
+        .windows()
+        .iter()
+        .zip(plan.actions())
+        .map(|(window, &action)| ((window.storage, window.start), action))
+        .collect();
+    let mut carried = Plan::keep_all(to.windows().len());
+    for (id, window) in (0..).map(WindowId).zip(to.windows()) {
+        carried.set(id, actions.get(&(window.storage, window.start)).copied().unwrap_or_default());
+    }
+    carried
 }
 
 /// Whether a plan may take what a good one takes.

@@ -10,6 +10,7 @@ mod detector;
 mod driver;
 mod events;
 pub mod executor;
+mod ladder;
 mod library;
 mod prelude;
 mod program;

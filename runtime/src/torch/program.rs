@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 
+use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
-use super::shim::{Entry, RESIZED, RawOperator};
+use super::shim::{Entry, RawOperator};
 use crate::lineage::{Lineage, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
 use crate::timeline::Prediction;
-use crate::trace::{OperatorId, Storage, StorageId, Trace};
+use crate::trace::{OperatorId, StorageId, Trace};
 
 /// A trace with its lineage.
 #[derive(Clone)]
@@ -117,8 +118,8 @@ impl Standing {
 
 /// A program, and how far it has been followed in this iteration.
 pub(crate) struct Program {
-    pub(crate) known: Known,
-    pub(crate) scheduled: Scheduled,
+    /// What it does, at the sizes that there are plans for.
+    pub(crate) ladder: Ladder,
     /// The trace's names for the dispatcher's, by the shim's numbers, as far as they have been looked up.
     names: Vec<Name>,
     /// Per storage: whether what made it may run again, so that bytes filled in past the dispatcher would be lost.
@@ -135,23 +136,26 @@ pub(crate) struct Program {
     /// Operators that have run.
     pub(crate) operator: usize,
     step: usize,
-    /// The iteration that it last was.
-    pub(crate) last_seen: u64,
+    /// A storage that tells that the iteration is at other sizes than it seemed, if one has told just now.
+    misfit: Option<StorageId>,
+    /// Whether another was done until here than the plan has.
+    is_off_plan: bool,
     /// Its name: no two programs of a driver have the same.
     pub(crate) serial: u64,
 }
 
 impl Program {
-    pub(crate) fn new(known: Known, scheduled: Scheduled) -> Self {
+    pub(crate) fn new(rung: Rung) -> Self {
+        let known = &rung.known;
         let storages = known.trace.storages.len();
         let mut may_be_rebuilt = vec![false; storages];
         for operator in known.trace.operators.iter().filter(|operator| operator.not_replayable.is_none()) {
             operator.creates.iter().for_each(|storage| may_be_rebuilt[storage.index()] = true);
         }
         Program {
-            known,
             may_be_rebuilt,
-            scheduled,
+            serial: rung.serial,
+            ladder: Ladder::new(rung),
             names: Vec::new(),
             standing: Standing { entry: vec![None; storages], storage: Vec::new() },
             found: Vec::new(),
@@ -160,13 +164,27 @@ impl Program {
             matches: false,
             operator: 0,
             step: 0,
-            last_seen: 0,
-            serial: 0,
+            misfit: None,
+            is_off_plan: false,
         }
     }
 
+    /// What it does, at the sizes that it has so far.
+    fn trace(&self) -> &Trace {
+        &self.ladder.rung().known.trace
+    }
+
+    /// The plan for those.
+    pub(crate) fn scheduled(&self) -> &Scheduled {
+        &self.ladder.rung().scheduled
+    }
+
+    fn steps(&self) -> &[(u32, Instruction)] {
+        self.scheduled().schedule.steps()
+    }
+
     fn initial(&self) -> usize {
-        self.known.trace.initial_storages as usize
+        self.trace().initial_storages as usize
     }
 
     /// Says which storages the program knows by which names.
@@ -177,11 +195,14 @@ impl Program {
         self.hand_over(true);
     }
 
-    /// Starts another iteration.
-    pub(crate) fn begin(&mut self) {
+    /// Starts another iteration, with so many bytes there.
+    pub(crate) fn begin(&mut self, start_bytes: u64) {
         self.matches = true;
         self.operator = 0;
         self.step = 0;
+        self.misfit = None;
+        self.is_off_plan = false;
+        self.ladder.begin(start_bytes);
         self.found.clear();
         self.told.clear();
         self.is_misled = false;
@@ -204,7 +225,7 @@ impl Program {
 
     /// Whether every initial storage that a schedule may touch is known before the first operator.
     pub(crate) fn is_bound(&self) -> bool {
-        let storages = self.known.trace.storages[..self.initial()].iter();
+        let storages = self.trace().storages[..self.initial()].iter();
         storages.zip(&self.standing.entry).all(|(storage, entry)| entry.is_some() || storage.locked.is_some())
     }
 
@@ -213,11 +234,11 @@ impl Program {
     pub(crate) fn hand_over(&mut self, completed: bool) {
         let initial = self.initial();
         let mut next: Vec<Option<Entry>> = self.standing.entry[..initial].to_vec();
-        for &(_, to) in &self.known.trace.carried {
+        for &(_, to) in &self.trace().carried {
             next[to.index()] = None;
         }
         if completed {
-            for &(from, to) in &self.known.trace.carried {
+            for &(from, to) in &self.trace().carried {
                 next[to.index()] = self.standing.entry(from);
             }
         }
@@ -235,12 +256,12 @@ impl Program {
     }
 
     fn name(&self, operator: usize) -> &str {
-        self.known.trace.operator_name(OperatorId(operator as u32))
+        self.trace().operator_name(OperatorId(operator as u32))
     }
 
     /// Whether the iteration has run to its end.
     pub(crate) fn is_complete(&self) -> bool {
-        self.operator == self.known.trace.operators.len()
+        self.operator == self.trace().operators.len()
     }
 
     /// Why an iteration that ends here is not this program.
@@ -262,19 +283,20 @@ impl Program {
 
     /// Whether the operator that comes next may have to be rerun.
     pub(crate) fn wants_recipe(&self) -> bool {
-        self.scheduled.recipe_wanted.get(self.operator).copied().unwrap_or(false)
+        self.scheduled().recipe_wanted.get(self.operator).copied().unwrap_or(false)
     }
 
     /// What the operator under way takes, as recorded.
     pub(crate) fn cost_ns(&self) -> u64 {
-        self.known.trace.operators.get(self.operator).map_or(0, |operator| operator.cost_ns)
+        self.trace().operators.get(self.operator).map_or(0, |operator| operator.cost_ns)
     }
 
     /// Whether the program is about to run what the trace says, on the storages that the trace says.
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
         let initial = self.initial();
-        let Program { known, scheduled, names: looked_up, standing, found: found_out, told, step, .. } = self;
+        let Program { ladder, names: looked_up, standing, found: found_out, told, step, .. } = self;
+        let Rung { known, scheduled, .. } = ladder.rung();
         let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
             return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
@@ -302,8 +324,8 @@ impl Program {
         for (found, access) in operator.accesses().iter().zip(&expected.accesses) {
             let storage = access.storage;
             let expected = &trace.storages[storage.index()];
-            if !is_size_of(found.bytes, expected) || found.mode() != access.mode {
-                return at(format!("storage {} differs in size or use", storage.0));
+            if found.mode() != access.mode {
+                return at(format!("storage {} differs in use", storage.0));
             }
             let stands = standing.entry(storage);
             if stands == Some(found.entry) {
@@ -325,6 +347,9 @@ impl Program {
                 }
             }
         }
+        for (index, access) in operator.accesses().iter().enumerate() {
+            self.see(self.trace().operators[self.operator].accesses[index].storage, access.bytes);
+        }
         let mut filled = operator.accesses().iter().filter(|access| access.is_filled());
         filled.try_for_each(|access| self.filled(access.entry))
     }
@@ -341,7 +366,7 @@ impl Program {
 
     /// Storages that the program should have let go of after the last operator, and that are still there.
     pub(crate) fn overdue(&self) -> impl Iterator<Item = (StorageId, Entry)> {
-        let last = self.operator.checked_sub(1).map(|last| &self.known.trace.operators[last]);
+        let last = self.operator.checked_sub(1).map(|last| &self.trace().operators[last]);
         let frees = last.into_iter().flat_map(|last| &last.frees).copied();
         frees.filter_map(|storage| Some((storage, self.entry(storage)?)))
     }
@@ -349,7 +374,7 @@ impl Program {
     /// Checks that the program has let go of what the trace says it lets go of after the last operator. Locked storages may
     /// be held by another thread for a while: one that sends them to another process, say.
     fn check_frees(&self) -> Result<(), String> {
-        let storages = &self.known.trace.storages;
+        let storages = &self.trace().storages;
         match self.overdue().find(|(storage, _)| storages[storage.index()].locked.is_none()) {
             None => Ok(()),
             Some((storage, _)) => {
@@ -361,40 +386,55 @@ impl Program {
 
     /// Books what the operator made, if it is what the trace says.
     pub(crate) fn ran(&mut self, operator: &RawOperator) -> Result<(), String> {
-        let trace = &*self.known.trace;
-        let expected = &trace.operators[self.operator];
-        let alike = operator.created().len() == expected.creates.len()
-            && operator
-                .created()
-                .iter()
-                .zip(&expected.creates)
-                .all(|(found, storage)| is_size_of(found.bytes, &trace.storages[storage.index()]));
-        if !alike {
-            return Err(format!("{} made other storages", self.place()));
+        let expected = self.trace().operators[self.operator].creates.len();
+        if operator.created().len() != expected {
+            return Err(format!("{} made {} storages, expected {expected}", self.place(), operator.created().len()));
         }
-        for (found, &storage) in operator.created().iter().zip(&expected.creates) {
-            self.standing.put(found.entry, storage);
-        }
+        self.ladder.ran(operator.peak_bytes);
         self.operator += 1;
+        for (index, found) in operator.created().iter().enumerate() {
+            let storage = self.trace().operators[self.operator - 1].creates[index];
+            self.standing.put(found.entry, storage);
+            self.see(storage, found.bytes);
+        }
         Ok(())
+    }
+
+    /// A storage is of this size, which may tell that the iteration is at other sizes than it seemed, and has another plan.
+    fn see(&mut self, storage: StorageId, bytes: u64) {
+        let Some(before) = self.ladder.see(storage, bytes) else { return };
+        self.misfit = Some(storage);
+        let done = &self.ladder.rungs()[before].scheduled.schedule.steps()[..self.step];
+        let step = self.steps().partition_point(|&(before, _)| (before as usize) < self.operator);
+        self.is_off_plan |= *done != self.steps()[..step];
+        self.step = step;
+    }
+
+    /// A storage that has just told that the iteration is at other sizes than it seemed so far.
+    pub(crate) fn take_misfit(&mut self) -> Option<StorageId> {
+        self.misfit.take()
+    }
+
+    pub(crate) fn fit(&self) -> Fit {
+        self.ladder.fit()
     }
 
     /// The next instruction that is due before the next operator.
     pub(crate) fn next_instruction(&mut self) -> Option<Instruction> {
-        let &(_, instruction) = self.scheduled.schedule.steps().get(self.step).filter(|_| self.is_due())?;
+        let &(_, instruction) = self.steps().get(self.step).filter(|_| self.is_due())?;
         self.step += 1;
         Some(instruction)
     }
 
     /// Whether an instruction is due before the next operator. After a change of programs some lie behind.
     pub(crate) fn is_due(&self) -> bool {
-        self.scheduled.schedule.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
+        self.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
     }
 
     /// The storages of `first` and of the instructions that move together with it. Takes those as well.
     pub(crate) fn with_joining(&mut self, first: StorageId) -> Vec<StorageId> {
         let mut together = vec![first];
-        while let Some(&(_, step)) = self.scheduled.schedule.steps().get(self.step)
+        while let Some(&(_, step)) = self.steps().get(self.step)
             && let Instruction::Offload { storage, joins: true, .. } | Instruction::Prefetch { storage, joins: true } =
                 step
         {
@@ -404,15 +444,16 @@ impl Program {
         together
     }
 
-    /// Leaves out the instructions that were due earlier: whether there were any.
-    pub(crate) fn skip_to_here(&mut self) -> bool {
-        let from = self.step;
-        while let Some(&(before, _)) = self.scheduled.schedule.steps().get(self.step)
-            && (before as usize) < self.operator
-        {
-            self.step += 1;
-        }
-        self.step > from
+    /// Leaves out the instructions that were due earlier.
+    pub(crate) fn skip_to_here(&mut self) {
+        let step = self.steps().partition_point(|&(before, _)| (before as usize) < self.operator);
+        self.is_off_plan |= step > self.step;
+        self.step = step.max(self.step);
+    }
+
+    /// Whether instructions that were due earlier were left out.
+    pub(crate) fn is_off_plan(&self) -> bool {
+        self.is_off_plan
     }
 
     /// Whether anything was carried out so far.
@@ -422,15 +463,11 @@ impl Program {
 
     /// The operator that makes a version, and which of its results that is.
     pub(crate) fn made_by(&self, version: VersionId) -> Option<(OperatorId, usize)> {
-        let producer = self.known.lineage.version(version).producer?;
-        let position = self.known.lineage.replay_outputs(producer).iter().position(|output| *output == version)?;
+        let lineage = &self.ladder.rung().known.lineage;
+        let producer = lineage.version(version).producer?;
+        let position = lineage.replay_outputs(producer).iter().position(|output| *output == version)?;
         Some((producer, position))
     }
-}
-
-/// Whether a storage may be that of a trace by its size. One that changes has in the trace the largest that it had.
-fn is_size_of(bytes: u64, expected: &Storage) -> bool {
-    bytes == expected.bytes || expected.locked.as_deref() == Some(RESIZED)
 }
 
 /// Puts an item into its place in a table that grows.

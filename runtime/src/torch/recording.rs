@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use super::ladder::Sizes;
 use super::recorder::RecordError;
 use super::session::operator_name;
 use super::shim::{self, DeviceTimes, Entry, OnDevice, RESIZED, RawOperator};
@@ -386,6 +387,28 @@ impl RecordedIteration {
             && steps.iter().zip(others).all(|(step, like)| does(self, step) == does(other, like))
     }
 
+    /// The sizes of its storages, and what its operators had allocated.
+    pub(crate) fn sizes(&self) -> Sizes {
+        Sizes {
+            storages: self.initial.iter().chain(&self.created).map(|storage| Some(storage.bytes)).collect(),
+            peaks: self.measured.iter().map(|measured| measured.peak_bytes).collect(),
+            start_bytes: self.start_bytes,
+        }
+    }
+
+    /// Whether the same operators do the same to the same storages, which may be of other sizes.
+    pub(crate) fn same_but_for_sizes(&self, other: &RecordedIteration) -> bool {
+        let locks = |iteration: &RecordedIteration| {
+            let storages = iteration.initial.iter().chain(&iteration.created);
+            storages.map(|storage| storage.locked).collect::<Vec<_>>()
+        };
+        let mut steps = self.steps.iter().zip(&other.steps);
+        self.steps.len() == other.steps.len()
+            && self.initial.len() == other.initial.len()
+            && locks(self) == locks(other)
+            && steps.all(|(a, b)| a.is_like(b) && self.frees(a).eq(other.frees(b)))
+    }
+
     /// Whether the same operators do the same to the same storages.
     pub(crate) fn same_steps(&self, other: &RecordedIteration) -> Result<(), RecordError> {
         let differ = |what: String| Err(RecordError::NotRepeating(what));
@@ -416,10 +439,19 @@ pub(crate) fn trace_of(
     marks: &HashMap<Entry, Class>,
     [workload, family, device]: [&str; 3],
 ) -> Result<Trace, RecordError> {
-    let (&last, others) = match iterations {
-        [others @ .., last] if !others.is_empty() => (last, others),
-        _ => return Err(RecordError::TooFew(iterations.len())),
-    };
+    if iterations.len() < 2 {
+        return Err(RecordError::TooFew(iterations.len()));
+    }
+    trace_of_alike(iterations, marks, [workload, family, device])
+}
+
+/// The same of iterations of which the caller knows that their program repeats: one will do.
+pub(crate) fn trace_of_alike(
+    iterations: &[&RecordedIteration],
+    marks: &HashMap<Entry, Class>,
+    [workload, family, device]: [&str; 3],
+) -> Result<Trace, RecordError> {
+    let (&last, others) = iterations.split_last().expect("at least one");
     if last.steps.is_empty() {
         return Err(RecordError::Empty);
     }
@@ -451,7 +483,7 @@ pub(crate) fn trace_of(
         unseen_bytes: last.start_bytes.saturating_sub(initial_bytes),
         tail_ns: median(&timed, |iteration| iteration.tail_ns),
         makespan_ns: median(&timed, |iteration| iteration.makespan_ns),
-        peak_bytes: iterations.iter().map(|iteration| iteration.peak_bytes).max().expect("at least two"),
+        peak_bytes: iterations.iter().map(|iteration| iteration.peak_bytes).max().expect("at least one"),
         names,
         storages: storages.collect(),
         initial_storages: last.initial.len() as u32,
@@ -520,7 +552,7 @@ fn operators_of(
         let (cost_ns, spread_ns) = median_and_spread(over(timed, |measured| measured.cost_ns));
         let (gap_ns, _) = median_and_spread(over(timed, |measured| measured.gap_ns));
         let created: u64 = step.creates.iter().map(|&local| last.storage(local).bytes).sum();
-        let peak = over(iterations, |measured| measured.peak_bytes).into_iter().max().expect("at least two");
+        let peak = over(iterations, |measured| measured.peak_bytes).into_iter().max().expect("at least one");
         operators.push(Operator {
             name,
             phase: step.phase,

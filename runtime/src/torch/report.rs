@@ -17,7 +17,7 @@ pub struct IterationReport {
     pub followed: bool,
     /// Where and how it first departed from what was expected: the program from its trace, or what was done from the plan.
     pub deviation: Option<String>,
-    /// What the plan was predicted to cost, where one was followed.
+    /// What the plan was predicted to cost, where one was followed that was made for these very sizes.
     pub predicted: Option<Predicted>,
     /// Time that the host spent waiting for copies. On a GPU it does not: the device waits.
     pub stall_ns: u64,

@@ -260,8 +260,8 @@ impl Keeper {
         }
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
         let is_prelude = starts && self.divides();
-        let (leader, record) = if is_prelude { (None, Record::Nothing) } else { self.library.next(&driver.programs) };
-        let wanted = Wanted { act: true, bound_only: false, record, is_prelude };
+        let (leader, record) = if is_prelude { (None, Record::Nothing) } else { self.library.next(driver) };
+        let wanted = Wanted { act: true, strictly: false, record, is_prelude };
         // Where every operator is refused, nothing is to be evicted.
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes } }
     }
