@@ -275,3 +275,100 @@ fn at_sizes(trace: &Trace, sizes: &Sizes, is_hull: bool) -> Trace {
     resized.makespan_ns = lineage.keep_all_makespan_ns();
     resized
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Plan;
+    use crate::schedule::Schedule;
+    use crate::trace::{Access, AccessMode, Class, Operator, Phase};
+
+    /// A program that makes a storage, and another from it.
+    fn rung(serial: u64, bytes: [u64; 2]) -> Rung {
+        let operator = |accesses, creates| Operator {
+            name: 0,
+            phase: Phase::Forward,
+            cost_ns: 1_000,
+            spread_ns: 0,
+            gap_ns: 0,
+            workspace_bytes: 8,
+            accesses,
+            creates: vec![creates],
+            frees: Vec::new(),
+            not_replayable: None,
+        };
+        let read = Access { storage: StorageId(0), mode: AccessMode::Read };
+        let trace = Trace {
+            workload: "two".to_owned(),
+            family: String::new(),
+            device: "cpu".to_owned(),
+            recorded_iterations: 1,
+            unseen_bytes: 0,
+            tail_ns: 0,
+            makespan_ns: 2_000,
+            peak_bytes: 0,
+            names: vec!["aten::relu".to_owned()],
+            storages: bytes.map(|bytes| Storage { bytes, class: Class::Temporary, locked: None }).to_vec(),
+            initial_storages: 0,
+            operators: vec![operator(Vec::new(), StorageId(0)), operator(vec![read], StorageId(1))],
+            carried: Vec::new(),
+        };
+        let known = Known::of(trace);
+        let plan = Plan::keep_all(known.lineage.windows().len());
+        let scheduled = Scheduled::new(&known, plan, Schedule::default(), None);
+        Rung::new(known, scheduled, serial, 0)
+    }
+
+    /// An iteration at these sizes: the rung that it ends on, and how it fits.
+    fn run(ladder: &mut Ladder, bytes: [u64; 2]) -> (u64, Fit) {
+        ladder.begin(100);
+        for (storage, bytes) in (0..).map(StorageId).zip(bytes) {
+            ladder.see(storage, bytes);
+            ladder.ran(bytes + 16);
+        }
+        (ladder.rung().serial, ladder.fit())
+    }
+
+    #[test]
+    fn an_iteration_goes_by_its_own_sizes_or_the_least_that_are_nowhere_smaller() {
+        let mut ladder = Ladder::new(rung(1, [40, 400]));
+        ladder.insert(rung(3, [80, 800]), false);
+        ladder.insert(rung(2, [60, 600]), false);
+        assert_eq!(run(&mut ladder, [40, 400]), (1, Fit::Exact));
+        assert_eq!(run(&mut ladder, [80, 800]), (3, Fit::Exact));
+        assert_eq!(run(&mut ladder, [50, 500]), (2, Fit::Within));
+        assert_eq!(run(&mut ladder, [50, 700]), (3, Fit::Within), "the second storage tells");
+        assert_eq!(run(&mut ladder, [90, 10]), (3, Fit::Beyond));
+        assert_eq!(run(&mut ladder, [60, 600]), (2, Fit::Exact));
+    }
+
+    #[test]
+    fn larger_sizes_are_planned_for_where_bytes_run_short_and_a_hull_makes_way_for_a_larger_one() {
+        let mut ladder = Ladder::new(rung(1, [40, 400]));
+        assert_eq!(run(&mut ladder, [50, 300]), (1, Fit::Beyond));
+        assert!(ladder.wanted(false, true).is_none(), "everything fits");
+        let Wanted { trace, is_hull } = ladder.wanted(true, false).expect("bytes ran short");
+        let bytes = |trace: &Trace| trace.storages.iter().map(|storage| storage.bytes).collect::<Vec<_>>();
+        assert_eq!((bytes(&trace), is_hull, trace.unseen_bytes), (vec![50, 400], true, 100));
+        let costs: Vec<_> = trace.operators.iter().map(|operator| operator.cost_ns).collect();
+        assert_eq!(costs, [1_250, 1_250], "as much more as what has grown");
+        assert_eq!(trace.operators[1].workspace_bytes, 16);
+        assert_eq!(ladder.insert(rung(2, [50, 400]), true), None);
+        assert_eq!(run(&mut ladder, [45, 350]), (2, Fit::Within));
+        assert_eq!(run(&mut ladder, [40, 400]), (1, Fit::Exact));
+        assert_eq!(run(&mut ladder, [55, 300]), (2, Fit::Beyond));
+        assert!(ladder.wanted(true, false).is_some_and(|wanted| wanted.is_hull));
+        assert_eq!(ladder.insert(rung(3, [55, 400]), true), Some(2));
+        assert_eq!(ladder.rungs().len(), 2);
+    }
+
+    #[test]
+    fn sizes_that_come_again_are_planned_for_where_there_is_a_place() {
+        let mut ladder = Ladder::new(rung(1, [40, 400]));
+        let mut again = |has_place| {
+            run(&mut ladder, [39, 390]);
+            ladder.wanted(true, has_place).map(|wanted| wanted.is_hull)
+        };
+        assert_eq!([again(true), again(false), again(true)], [None, None, Some(false)]);
+    }
+}
