@@ -20,6 +20,23 @@ fn run(courses: &[Course], share: f64) -> Vec<IterationReport> {
     reports
 }
 
+/// Eight layers of `width` inputs and outputs, the same every time.
+fn layers(width: i64) -> Tensor {
+    tch::manual_seed(3);
+    (Tensor::randn([8, width, width], (Kind::Float, Device::Cpu)) * 0.1).set_requires_grad(true)
+}
+
+/// Takes one step down a loss, and returns it.
+fn descend(weights: &Tensor, loss: &Tensor) -> f64 {
+    loss.backward();
+    tch::no_grad(|| {
+        let mut gradient = weights.grad();
+        let _ = weights.shallow_clone().f_sub_(&(&gradient * 0.1)).unwrap();
+        let _ = gradient.zero_();
+    });
+    loss.double_value(&[])
+}
+
 #[test]
 fn three_lengths_in_turn() {
     let _running = one_at_a_time();
@@ -90,21 +107,11 @@ fn sizes_of_several_kinds() {
             hidden = Tensor::zeros([nodes, 128], kind).index_add(0, &to, &message).tanh();
         }
         let loss = hidden.masked_select(&hidden.gt(0.1)).square().mean(Kind::Float);
-        loss.backward();
-        tch::no_grad(|| {
-            let mut gradient = weights.grad();
-            let _ = weights.shallow_clone().f_sub_(&(&gradient * 0.1)).unwrap();
-            let _ = gradient.zero_();
-        });
-        loss.double_value(&[])
+        descend(weights, &loss)
     };
-    let weights = || {
-        tch::manual_seed(3);
-        (Tensor::randn([8, 128, 128], kind) * 0.1).set_requires_grad(true)
-    };
-    let untouched = weights();
+    let untouched = layers(128);
     let expected: Vec<f64> = (0..60).map(|iteration| iterate(&untouched, iteration)).collect();
-    let weights = weights();
+    let weights = layers(128);
     let mut runtime = runtime(session().live_bytes() + (5 << 19));
     let losses: Vec<f64> = (0..60)
         .map(|iteration| {
@@ -225,22 +232,12 @@ fn batches_that_are_made_in_ways_of_their_own() {
             hidden = hidden.matmul(&weights.get(layer)).tanh();
         }
         let loss = hidden.square().mean(Kind::Float);
-        loss.backward();
-        tch::no_grad(|| {
-            let mut gradient = weights.grad();
-            let _ = weights.shallow_clone().f_sub_(&(&gradient * 0.1)).unwrap();
-            let _ = gradient.zero_();
-        });
-        loss.double_value(&[])
+        descend(weights, &loss)
     };
-    let weights = || {
-        tch::manual_seed(3);
-        (Tensor::randn([8, 256, 256], kind) * 0.1).set_requires_grad(true)
-    };
-    let untouched = weights();
+    let untouched = layers(256);
     let expected: Vec<f64> = (0..40).map(|iteration| iterate(&untouched, iteration)).collect();
     for is_marked in [true, false] {
-        let weights = weights();
+        let weights = layers(256);
         let mut runtime = runtime(session().live_bytes() + (9 << 19));
         let losses: Vec<f64> = if is_marked {
             (0..40)

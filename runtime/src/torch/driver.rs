@@ -578,8 +578,8 @@ impl Driver {
         if self.rungs().count() <= most {
             return None;
         }
-        let is_largest = |(program, rung): (usize, usize)| rung + 1 == self.programs[program].ladder.rungs().len();
-        let is_needed = |(program, rung): (usize, usize)| rung > 0 && is_largest((program, rung));
+        let is_needed =
+            |(program, rung): (usize, usize)| rung > 0 && rung + 1 == self.programs[program].ladder.rungs().len();
         let oldest = self.rungs().filter(|&(place, _)| !is_needed(place)).min_by_key(|(_, rung)| rung.last_seen);
         let (program, rung) = oldest?.0;
         let (left, is_empty) = self.programs[program].ladder.remove(rung);

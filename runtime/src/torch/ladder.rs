@@ -12,7 +12,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::program::{Known, Scheduled};
 use super::shim::RESIZED;
-use crate::lineage::Lineage;
 use crate::trace::{Storage, StorageId, Trace};
 
 /// Share of a plan's bytes from which on an iteration goes by it as well as by one of its own.
@@ -35,7 +34,7 @@ pub(crate) enum Fit {
 }
 
 /// The sizes of one iteration.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Sizes {
     /// By storage, where an operator has told.
     pub(crate) storages: Vec<Option<u64>>,
@@ -178,7 +177,7 @@ impl Ladder {
 
     /// The program at the sizes of the last iteration, where a plan for those is wanted; the times are guessed from those at other
     /// sizes. It may have run short of bytes; `has_place` says whether there is a place for a plan that could be done without.
-    pub(crate) fn wanted(&mut self, ran_short: bool, has_place: bool) -> Option<Wanted> {
+    pub(crate) fn propose(&mut self, ran_short: bool, has_place: bool) -> Option<Proposal> {
         let is_well_served = self.fit == Fit::Exact || self.rung().is_idle() && !ran_short;
         if is_well_served {
             return None;
@@ -197,7 +196,7 @@ impl Ladder {
             }
             _ => return None,
         };
-        Some(Wanted { trace: at_sizes(&self.rung().known.trace, &self.sizes, is_hull), is_hull })
+        Some(Proposal { trace: at_sizes(&self.rung().known.trace, &self.sizes, is_hull), is_hull })
     }
 
     /// Whether the sizes of the last iteration have come before.
@@ -235,7 +234,8 @@ impl Ladder {
 }
 
 /// A program at sizes that it has no plan for.
-pub(crate) struct Wanted {
+pub(crate) struct Proposal {
+    /// Its keep-all peak is not looked for yet.
     pub(crate) trace: Trace,
     /// Whether these are the largest of several iterations'.
     pub(crate) is_hull: bool,
@@ -270,9 +270,7 @@ fn at_sizes(trace: &Trace, sizes: &Sizes, is_hull: bool) -> Trace {
     resized.unseen_bytes = either(sizes.start_bytes.saturating_sub(initial_bytes), trace.unseen_bytes);
     resized.storages = storages;
     debug_assert_eq!(resized.check(), Ok(()));
-    let lineage = Lineage::of(&resized);
-    resized.peak_bytes = lineage.keep_all_peak_bytes();
-    resized.makespan_ns = lineage.keep_all_makespan_ns();
+    resized.makespan_ns = resized.times_ns();
     resized
 }
 
@@ -346,8 +344,8 @@ mod tests {
     fn larger_sizes_are_planned_for_where_bytes_run_short_and_a_hull_makes_way_for_a_larger_one() {
         let mut ladder = Ladder::new(rung(1, [40, 400]));
         assert_eq!(run(&mut ladder, [50, 300]), (1, Fit::Beyond));
-        assert!(ladder.wanted(false, true).is_none(), "everything fits");
-        let Wanted { trace, is_hull } = ladder.wanted(true, false).expect("bytes ran short");
+        assert!(ladder.propose(false, true).is_none(), "everything fits");
+        let Proposal { trace, is_hull } = ladder.propose(true, false).expect("bytes ran short");
         let bytes = |trace: &Trace| trace.storages.iter().map(|storage| storage.bytes).collect::<Vec<_>>();
         assert_eq!((bytes(&trace), is_hull, trace.unseen_bytes), (vec![50, 400], true, 100));
         let costs: Vec<_> = trace.operators.iter().map(|operator| operator.cost_ns).collect();
@@ -357,7 +355,7 @@ mod tests {
         assert_eq!(run(&mut ladder, [45, 350]), (2, Fit::Within));
         assert_eq!(run(&mut ladder, [40, 400]), (1, Fit::Exact));
         assert_eq!(run(&mut ladder, [55, 300]), (2, Fit::Beyond));
-        assert!(ladder.wanted(true, false).is_some_and(|wanted| wanted.is_hull));
+        assert!(ladder.propose(true, false).is_some_and(|proposal| proposal.is_hull));
         assert_eq!(ladder.insert(rung(3, [55, 400]), true), Some(2));
         assert_eq!(ladder.rungs().len(), 2);
     }
@@ -367,7 +365,7 @@ mod tests {
         let mut ladder = Ladder::new(rung(1, [40, 400]));
         let mut again = |has_place| {
             run(&mut ladder, [39, 390]);
-            ladder.wanted(true, has_place).map(|wanted| wanted.is_hull)
+            ladder.propose(true, has_place).map(|proposal| proposal.is_hull)
         };
         assert_eq!([again(true), again(false), again(true)], [None, None, Some(false)]);
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Record};
-use super::ladder::{Fit, Rung, Wanted};
+use super::ladder::{Fit, Proposal, Rung};
 use super::prelude::Division;
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of_alike};
@@ -258,17 +258,18 @@ impl Library {
                 let rung = driver.programs[index].ladder.rung_mut();
                 rung.last_seen = self.clock;
                 // What was measured at other sizes tells nothing of these.
-                let (of_these, of_others) = if fit == Fit::Exact { (recorded, None) } else { (None, recorded) };
-                let shelf = self.shelves.get_mut(&rung.serial).expect("every rung has a shelf");
-                let measured = match fit {
-                    Fit::Exact => shelf.learn(iteration.followed, of_these, on_device_ns),
-                    Fit::Within | Fit::Beyond => None,
+                let mut recorded = recorded;
+                let measured = if fit == Fit::Exact {
+                    let shelf = self.shelves.get_mut(&rung.serial).expect("every rung has a shelf");
+                    shelf.learn(iteration.followed, recorded.take(), on_device_ns)
+                } else {
+                    None
                 };
                 if measured.is_some() {
                     self.tiers = retimed(self.tiers, &copies);
                 }
                 self.watch(driver, index, (&iteration, ran_short), measured, budget_bytes, report);
-                Some(self.refine(driver, index, (of_others.as_ref(), ran_short), budget_bytes, report))
+                Some(self.refine(driver, index, (recorded.as_ref(), ran_short), budget_bytes, report))
             }
             None => {
                 if !self.awaits_unknown {
@@ -345,7 +346,7 @@ impl Library {
     ) -> u64 {
         let has_place = driver.rungs().count() < self.plans_max;
         let ladder = &mut driver.programs[index].ladder;
-        let Some(Wanted { mut trace, is_hull }) = ladder.wanted(ran_short, has_place) else {
+        let Some(Proposal { mut trace, is_hull }) = ladder.propose(ran_short, has_place) else {
             return ladder.rung().serial;
         };
         let timed = recorded.filter(|recorded| recorded.is_timed);
@@ -356,7 +357,9 @@ impl Library {
             }
             None => Times::Wanted(Reason::Guessed),
         };
-        let known = Known::of(trace);
+        let lineage = Lineage::of(&trace);
+        trace.peak_bytes = lineage.keep_all_peak_bytes();
+        let known = Known { trace: trace.into(), lineage: lineage.into() };
         let nearest = ladder.rung();
         let before = carried_over(&nearest.scheduled.plan, &nearest.known.lineage, &known.lineage);
         let rung = self.plan_for(known, Some(&before), times, budget_bytes, report);

@@ -405,9 +405,9 @@ impl Program {
         let Some(before) = self.ladder.see(storage, bytes) else { return };
         self.misfit = Some(storage);
         let done = &self.ladder.rungs()[before].scheduled.schedule.steps()[..self.step];
-        let step = self.steps().partition_point(|&(before, _)| (before as usize) < self.operator);
-        self.is_off_plan |= *done != self.steps()[..step];
-        self.step = step;
+        let here = self.step_here();
+        self.is_off_plan |= *done != self.steps()[..here];
+        self.step = here;
     }
 
     /// A storage that has just told that the iteration is at other sizes than it seemed so far.
@@ -446,9 +446,14 @@ impl Program {
 
     /// Leaves out the instructions that were due earlier.
     pub(crate) fn skip_to_here(&mut self) {
-        let step = self.steps().partition_point(|&(before, _)| (before as usize) < self.operator);
-        self.is_off_plan |= step > self.step;
-        self.step = step.max(self.step);
+        let here = self.step_here();
+        self.is_off_plan |= here > self.step;
+        self.step = here.max(self.step);
+    }
+
+    /// The first step of the plan that was not due before an earlier operator.
+    fn step_here(&self) -> usize {
+        self.steps().partition_point(|&(before, _)| (before as usize) < self.operator)
     }
 
     /// Whether instructions that were due earlier were left out.

@@ -387,26 +387,34 @@ impl RecordedIteration {
             && steps.iter().zip(others).all(|(step, like)| does(self, step) == does(other, like))
     }
 
+    /// All storages, in the order of their numbers.
+    fn storages(&self) -> impl Iterator<Item = &RawStorage> {
+        self.initial.iter().chain(&self.created)
+    }
+
     /// The sizes of its storages, and what its operators had allocated.
     pub(crate) fn sizes(&self) -> Sizes {
         Sizes {
-            storages: self.initial.iter().chain(&self.created).map(|storage| Some(storage.bytes)).collect(),
+            storages: self.storages().map(|storage| Some(storage.bytes)).collect(),
             peaks: self.measured.iter().map(|measured| measured.peak_bytes).collect(),
             start_bytes: self.start_bytes,
         }
     }
 
+    /// The first of as many operators that does something else, or to other storages.
+    fn differs_at(&self, other: &RecordedIteration) -> Option<usize> {
+        let mut steps = self.steps.iter().zip(&other.steps);
+        steps.position(|(a, b)| !a.is_like(b) || !self.frees(a).eq(other.frees(b)))
+    }
+
     /// Whether the same operators do the same to the same storages, which may be of other sizes.
     pub(crate) fn same_but_for_sizes(&self, other: &RecordedIteration) -> bool {
-        let locks = |iteration: &RecordedIteration| {
-            let storages = iteration.initial.iter().chain(&iteration.created);
-            storages.map(|storage| storage.locked).collect::<Vec<_>>()
-        };
-        let mut steps = self.steps.iter().zip(&other.steps);
+        let locks =
+            |iteration: &RecordedIteration| iteration.storages().map(|storage| storage.locked).collect::<Vec<_>>();
         self.steps.len() == other.steps.len()
             && self.initial.len() == other.initial.len()
             && locks(self) == locks(other)
-            && steps.all(|(a, b)| a.is_like(b) && self.frees(a).eq(other.frees(b)))
+            && self.differs_at(other).is_none()
     }
 
     /// Whether the same operators do the same to the same storages.
@@ -418,16 +426,9 @@ impl RecordedIteration {
         if self.initial != other.initial || self.created != other.created {
             return differ("as many operators use storages of other sizes".to_owned());
         }
-        for (index, (a, b)) in self.steps.iter().zip(&other.steps).enumerate() {
-            if !a.is_like(b) || !self.frees(a).eq(other.frees(b)) {
-                return differ(format!(
-                    "operator {index} is {}, then {}",
-                    operator_name(a.name),
-                    operator_name(b.name)
-                ));
-            }
-        }
-        Ok(())
+        let Some(index) = self.differs_at(other) else { return Ok(()) };
+        let name = |iteration: &RecordedIteration| operator_name(iteration.steps[index].name);
+        differ(format!("operator {index} is {}, then {}", name(self), name(other)))
     }
 }
 
@@ -464,7 +465,7 @@ pub(crate) fn trace_of_alike(
         return Err(RecordError::TooFew(0));
     }
     let (names, operators) = operators_of(iterations, &timed, last);
-    let storages = last.initial.iter().chain(&last.created).map(|storage| Storage {
+    let storages = last.storages().map(|storage| Storage {
         bytes: storage.bytes,
         class: Class::Temporary,
         locked: storage.locked.map(str::to_owned),
