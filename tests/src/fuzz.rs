@@ -208,6 +208,18 @@ pub enum Mode {
     Planned,
     /// Under a runtime with a random budget, decided for by a random baseline.
     Budgeted,
+    /// So, too, with batches that are of another length in most iterations.
+    Resized,
+}
+
+impl Mode {
+    /// How often a program runs. Of other lengths it is known when it has run three times, and has a plan for one of them.
+    fn iterations(self) -> usize {
+        match self {
+            Mode::Planned | Mode::Budgeted => TOTAL,
+            Mode::Resized => 2 * TOTAL,
+        }
+    }
 }
 
 impl Program {
@@ -234,7 +246,7 @@ impl Program {
     pub fn check(&self, mode: Mode) -> Verdict {
         session();
         // `tch` panics after an operator with a number among its arguments has failed.
-        let untouched = catch_unwind(AssertUnwindSafe(|| self.untouched()));
+        let untouched = catch_unwind(AssertUnwindSafe(|| self.untouched(mode)));
         let Ok(Ok(expected)) = untouched else { return Verdict::Unlawful };
         // Autograd graphs can hold themselves alive: then no two runs start from the same bytes.
         if session().live_bytes() > expected.resident_bytes {
@@ -242,7 +254,7 @@ impl Program {
         }
         let checked = catch_unwind(AssertUnwindSafe(|| match mode {
             Mode::Planned => self.planned(&expected),
-            Mode::Budgeted => self.budgeted(&expected),
+            Mode::Budgeted | Mode::Resized => self.budgeted(&expected, mode),
         }));
         match checked {
             Ok(Ok(verdict)) => verdict,
@@ -251,11 +263,11 @@ impl Program {
         }
     }
 
-    fn untouched(&self) -> Result<Untouched, TchError> {
+    fn untouched(&self, mode: Mode) -> Result<Untouched, TchError> {
         let session = session();
-        let mut machine = Machine::new(self);
+        let mut machine = Machine::new(self, mode);
         let mut untouched = Untouched { digests: Vec::new(), resident_bytes: session.live_bytes(), peak_bytes: 0 };
-        for _ in 0..TOTAL {
+        for _ in 0..mode.iterations() {
             session.reset_peak();
             let alive = machine.iteration()?;
             untouched.peak_bytes = untouched.peak_bytes.max(session.peak_bytes());
@@ -265,7 +277,7 @@ impl Program {
     }
 
     fn planned(&self, expected: &Untouched) -> Result<Verdict, String> {
-        let mut machine = Machine::new(self);
+        let mut machine = Machine::new(self, Mode::Planned);
         let mut recorder = Recorder::new(session());
         for iteration in 0..WARM_UP + RECORDED {
             let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
@@ -296,13 +308,13 @@ impl Program {
 
     /// Under a runtime. Where an iteration is refused the program goes on from what it was before it, within a larger
     /// budget.
-    fn budgeted(&self, expected: &Untouched) -> Result<Verdict, String> {
-        let mut machine = Machine::new(self);
+    fn budgeted(&self, expected: &Untouched, mode: Mode) -> Result<Verdict, String> {
+        let mut machine = Machine::new(self, mode);
         let (mut runtime, actions) = self.runtime(expected);
-        let enough_bytes = self.enough_bytes()?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
+        let enough_bytes = self.enough_bytes(mode)?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
         let mut tally = Tally::default();
         let mut iteration = 0;
-        while iteration < TOTAL {
+        while iteration < mode.iterations() {
             let budget_bytes = runtime.budget().as_bytes();
             let what = format!("{actions:?} within {budget_bytes} of {} bytes", expected.peak_bytes);
             let (ran, before_end_bytes) = {
@@ -342,7 +354,7 @@ impl Program {
             tally.refusals += 1;
             // Every tensor is there to be read.
             digests(&machine.kept());
-            machine = Machine::after(self, iteration).map_err(|error| format!("untouched: {error}"))?;
+            machine = Machine::after(self, mode, iteration).map_err(|error| format!("untouched: {error}"))?;
             runtime.set_budget(Budget::bytes(least_bytes.max(budget_bytes + budget_bytes / 64)));
         }
         Ok(Verdict::Same(tally))
@@ -380,11 +392,11 @@ impl Program {
 
     /// Bytes with which no operator needs to be refused where everything idle can be swapped; none where iterations are
     /// not alike.
-    fn enough_bytes(&self) -> Result<Option<u64>, String> {
-        if self.instructions.iter().any(|step| step.operation == Operation::Rarely) {
+    fn enough_bytes(&self, mode: Mode) -> Result<Option<u64>, String> {
+        if mode == Mode::Resized || self.instructions.iter().any(|step| step.operation == Operation::Rarely) {
             return Ok(None);
         }
-        let mut machine = Machine::new(self);
+        let mut machine = Machine::new(self, mode);
         let mut recorder = Recorder::new(session());
         for _ in 0..WARM_UP + RECORDED {
             let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
@@ -516,6 +528,7 @@ fn digest(tensor: &Tensor) -> u64 {
 /// A program with its values.
 struct Machine<'a> {
     program: &'a Program,
+    mode: Mode,
     parameters: Vec<Tensor>,
     running: [Tensor; 2],
     iteration: usize,
@@ -525,13 +538,14 @@ const WIDTH: i64 = 64;
 const HEIGHT: i64 = 32;
 
 impl<'a> Machine<'a> {
-    fn new(program: &'a Program) -> Self {
+    fn new(program: &'a Program, mode: Mode) -> Self {
         tch::manual_seed(program.seed as i64);
         let on_cpu = (Kind::Float, Device::Cpu);
         let parameters =
             (0..3).map(|_| (Tensor::randn([WIDTH, WIDTH], on_cpu) * 0.1).set_requires_grad(true)).collect();
         Machine {
             program,
+            mode,
             parameters,
             running: [Tensor::zeros([WIDTH], on_cpu), Tensor::ones([WIDTH], on_cpu)],
             iteration: 0,
@@ -539,8 +553,8 @@ impl<'a> Machine<'a> {
     }
 
     /// The program as it is after so many untouched iterations.
-    fn after(program: &'a Program, iterations: usize) -> Result<Self, TchError> {
-        let mut machine = Machine::new(program);
+    fn after(program: &'a Program, mode: Mode, iterations: usize) -> Result<Self, TchError> {
+        let mut machine = Machine::new(program, mode);
         (0..iterations).try_for_each(|_| machine.iteration().map(drop))?;
         Ok(machine)
     }
@@ -560,13 +574,25 @@ impl<'a> Machine<'a> {
             let _ = gradient.f_detach_()?.f_zero_()?;
         }
         let on_cpu = (Kind::Float, Device::Cpu);
-        let mut registers = vec![Tensor::f_randn([HEIGHT, WIDTH], on_cpu)?, Tensor::f_randn([HEIGHT, WIDTH], on_cpu)?];
+        let [first, second] = self.heights();
+        let mut registers = vec![Tensor::f_randn([first, WIDTH], on_cpu)?, Tensor::f_randn([second, WIDTH], on_cpu)?];
         for step in &self.program.instructions {
             self.step(*step, &mut registers)?;
         }
         self.iteration += 1;
         registers.extend(self.kept());
         Ok(registers)
+    }
+
+    /// Rows of this iteration's batches: of every other program both have the same.
+    fn heights(&self) -> [i64; 2] {
+        if self.mode != Mode::Resized {
+            return [HEIGHT; 2];
+        }
+        let mut random = ChaCha8Rng::seed_from_u64(self.program.seed ^ (self.iteration as u64) << 32);
+        let mut height = || HEIGHT / 8 * random.random_range(2..=24);
+        let first = height();
+        [first, if self.program.seed.is_multiple_of(2) { first } else { height() }]
     }
 
     fn step(&mut self, step: Instruction, registers: &mut Vec<Tensor>) -> Result<(), TchError> {

@@ -1,5 +1,5 @@
-//! A slice of the fuzzer: random programs under random plans, and under random budgets, give the bits of their untouched
-//! selves.
+//! A slice of the fuzzer: random programs under random plans, under random budgets, and so with batches of any length, give the
+//! bits of their untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
 use plimsoll_tests::one_at_a_time;
@@ -44,9 +44,18 @@ fn under_random_plans() {
     assert!(enough, "the programs test too little");
 }
 
-#[test]
-fn under_random_budgets() {
-    let all = slice(Mode::Budgeted);
+fn under_budgets(mode: Mode) {
+    let all = slice(mode);
     let enough = all.followed > PROGRAMS && all.reruns > 1_000 && all.swapped_bytes > 1 << 20;
     assert!(enough && all.evictions > 1_000 && all.refusals > 0, "the programs test too little");
+}
+
+#[test]
+fn under_random_budgets() {
+    under_budgets(Mode::Budgeted);
+}
+
+#[test]
+fn with_batches_of_any_length() {
+    under_budgets(Mode::Resized);
 }

@@ -1,6 +1,6 @@
-//! Random programs under random plans, and under random budgets, against their untouched selves:
+//! Random programs under random plans, under random budgets, and so with batches of any length, against their untouched selves:
 //!
-//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode planned|budgeted]
+//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode planned|budgeted|resized]
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -17,7 +17,7 @@ struct Arguments {
     /// The seed of the first; the others follow
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// One way to run them; both unless told
+    /// One way to run them; all unless told
     #[arg(long)]
     mode: Option<Ways>,
     /// Name every program that differs, and go on
@@ -30,6 +30,7 @@ struct Arguments {
 enum Ways {
     Planned,
     Budgeted,
+    Resized,
 }
 
 fn main() -> ExitCode {
@@ -39,7 +40,8 @@ fn main() -> ExitCode {
     let modes = match mode {
         Some(Ways::Planned) => vec![Mode::Planned],
         Some(Ways::Budgeted) => vec![Mode::Budgeted],
-        None => vec![Mode::Planned, Mode::Budgeted],
+        Some(Ways::Resized) => vec![Mode::Resized],
+        None => vec![Mode::Planned, Mode::Budgeted, Mode::Resized],
     };
     for mode in modes {
         let different = run(mode, programs, seed, keep_going);
