@@ -47,6 +47,13 @@ fn shipped_configurations_are_valid() {
 }
 
 #[test]
+fn the_shortest_passage_is_no_longer_than_the_longest() {
+    let refused = refusal("shortest = 32", "shortest = 129");
+    assert!(refused.contains("shortest: must be between 1 and `sequence`, which is 128, is 129"), "{refused}");
+    assert!(refusal("shortest = 32", "shortest = 0").contains("shortest: must be"));
+}
+
+#[test]
 fn loops_run_in_the_manner_of_their_configuration() {
     assert_eq!(parse(GPT).unwrap().manner, Manner::default());
     let mixed = parse(&format!("{GPT}\n[manner]\nbf16 = true\npasses = 4\n")).unwrap();

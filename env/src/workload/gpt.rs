@@ -1,5 +1,6 @@
 //! A decoder-only transformer that learns a text character by character.
 
+use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use tch::nn::{self, Linear, Path, VarStore};
@@ -23,6 +24,10 @@ pub struct GptConfig {
     pub heads: i64,
     /// Characters in a passage.
     pub sequence: i64,
+    /// Characters in the shortest passage, where lengths differ: those of a batch are all as long as is drawn for it, from here to
+    /// `sequence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortest: Option<i64>,
     /// Passages in a batch.
     pub batch: i64,
     /// Rows of the embedding and of the projection onto the alphabet, beyond those that the text uses: the size of
@@ -37,7 +42,7 @@ pub struct GptConfig {
 
 impl Member for GptConfig {
     fn validate(&self) -> Result<(), Implausible> {
-        let GptConfig { layers, width, heads, sequence, batch, vocabulary, dropout, learning_rate } = *self;
+        let GptConfig { layers, width, heads, sequence, shortest, batch, vocabulary, dropout, learning_rate } = *self;
         require_sizes(&[
             ("layers", layers),
             ("width", width),
@@ -45,6 +50,9 @@ impl Member for GptConfig {
             ("sequence", sequence),
             ("batch", batch),
         ])?;
+        let rule =
+            || format!("must be between 1 and `sequence`, which is {sequence}, is {}", shortest.unwrap_or(sequence));
+        require("shortest", (1..=sequence).contains(&shortest.unwrap_or(sequence)), rule())?;
         let (least, most) = (Text::de_finibus().alphabet_size(), VOCABULARY_MAX);
         let rule = || format!("must be between {least} and {most}, is {}", vocabulary.unwrap_or(least));
         require("vocabulary", (least..=most).contains(&vocabulary.unwrap_or(least)), rule())?;
@@ -90,12 +98,13 @@ struct Gpt {
 
 impl Task for Gpt {
     fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
-        self.text.batch(draw, self.config.batch, self.config.sequence, device)
+        let GptConfig { batch, sequence, shortest, .. } = self.config;
+        let length = shortest.map_or(sequence, |shortest| draw.random_range(shortest..=sequence));
+        self.text.batch(draw, batch, length, device)
     }
 
     fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
-        let GptConfig { batch, sequence, .. } = self.config;
-        let logits = self.model.forward(&inputs)?.f_view([batch * sequence, self.config.symbols(&self.text)])?;
+        let logits = self.model.forward(&inputs)?.f_view([-1, self.config.symbols(&self.text)])?;
         cross_entropy(&logits, &targets)
     }
 }
@@ -104,6 +113,7 @@ impl Task for Gpt {
 struct Model {
     tokens: Tensor,
     positions: Tensor,
+    lengths_differ: bool,
     dropout: f64,
     blocks: Vec<Block>,
     norm: LayerNorm,
@@ -117,6 +127,7 @@ impl Model {
         Model {
             tokens: at.var("tokens", &[alphabet_size, width], WEIGHTS),
             positions: at.var("positions", &[sequence, width], WEIGHTS),
+            lengths_differ: config.shortest.is_some(),
             dropout,
             blocks: Block::stack(at / "block", layers, shape),
             norm: LayerNorm::new(at / "norm", width),
@@ -124,10 +135,15 @@ impl Model {
         }
     }
 
-    /// Maps characters `[batch, sequence]` to logits `[batch, sequence, alphabet]`.
+    /// Maps characters `[batch, length]` to logits `[batch, length, alphabet]`.
     fn forward(&self, characters: &Tensor) -> Result<Tensor, TchError> {
         let embedded = Tensor::f_embedding(&self.tokens, characters, -1, false, false)?;
-        let mut hidden = embedded.f_add(&self.positions)?.f_dropout(self.dropout, true)?;
+        let embedded = if self.lengths_differ {
+            embedded.f_add(&self.positions.f_narrow(0, 0, characters.size()[1])?)
+        } else {
+            embedded.f_add(&self.positions)
+        };
+        let mut hidden = embedded?.f_dropout(self.dropout, true)?;
         for block in &self.blocks {
             hidden = block.forward(&hidden)?;
         }

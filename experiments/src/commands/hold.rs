@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -97,8 +98,14 @@ struct Held {
     reruns: u64,
     offloaded_bytes: u64,
     slow_tier_high_water_bytes: u64,
-    /// Median makespan of the last half of the iterations, over that of the untouched loop, less one.
+    /// How many plans were made, and how long that took.
+    plans: u64,
+    planning_ns: u64,
+    /// Makespan of an iteration, with what comes before it and after, over that of the same one of the untouched loop, less one:
+    /// median of the last half.
     overhead: f64,
+    /// That of all iterations together, from the first one on, planning included.
+    overhead_in_all: f64,
     /// How often a smaller budget was refused.
     refusals: usize,
 }
@@ -122,7 +129,7 @@ struct KeepAll {
     untouched: Untouched,
     peak_bytes: u64,
     resident_bytes: u64,
-    makespan_ns: u64,
+    makespans_ns: Vec<u64>,
 }
 
 /// Runs the command.
@@ -185,7 +192,7 @@ impl KeepAll {
         let (mut peak_bytes, mut resident_bytes) = (0, 0);
         let untouched = Untouched::watch(config, name, &arguments.flags, arguments.iterations, |step| {
             session.reset_peak();
-            let started = std::time::Instant::now();
+            let started = Instant::now();
             let ran = step();
             ground.on.engines.settle();
             makespans_ns.push(started.elapsed().as_nanos() as u64);
@@ -193,20 +200,24 @@ impl KeepAll {
             resident_bytes = session.live_bytes();
             ran
         })?;
-        Ok(KeepAll { untouched, peak_bytes, resident_bytes, makespan_ns: late_median(&makespans_ns) })
+        Ok(KeepAll { untouched, peak_bytes, resident_bytes, makespans_ns })
     }
 }
 
-/// Median of the last half.
-fn late_median(makespans_ns: &[u64]) -> u64 {
-    let mut late = makespans_ns[makespans_ns.len() / 2..].to_vec();
-    late.sort_unstable();
-    late[late.len() / 2]
+/// What the last half of a loop's iterations take beyond those of another, each beside its like, in the median; and what all take
+/// together.
+fn overheads(makespans_ns: &[u64], beside_ns: &[u64]) -> (f64, f64) {
+    let over = |(&own, &other): (&u64, &u64)| own as f64 / other as f64 - 1.0;
+    let late = makespans_ns.len() / 2;
+    let mut ratios: Vec<f64> = makespans_ns[late..].iter().zip(&beside_ns[late..]).map(over).collect();
+    ratios.sort_unstable_by(f64::total_cmp);
+    let [own, other] = [makespans_ns, beside_ns].map(|makespans_ns| makespans_ns.iter().sum::<u64>());
+    (ratios[ratios.len() / 2], over((&own, &other)))
 }
 
 /// A loop that ran to its end, or the least budget that is feasible as far as is known.
 enum Attempt {
-    Ran { losses: Vec<f64>, workload: Box<dyn Workload>, report: Box<Report> },
+    Ran { losses: Vec<f64>, makespans_ns: Vec<u64>, workload: Box<dyn Workload>, report: Box<Report> },
     Refused { least_bytes: u64 },
 }
 
@@ -221,9 +232,9 @@ fn hold(
 ) -> anyhow::Result<Held> {
     let asked_bytes = budget.resolve(keep_all.peak_bytes);
     let (mut budget_bytes, mut refusals) = (asked_bytes, 0);
-    let (losses, workload, report) = loop {
+    let (losses, makespans_ns, workload, report) = loop {
         match attempt(config, name, budget_bytes, ground, arguments)? {
-            Attempt::Ran { losses, workload, report } => break (losses, workload, report),
+            Attempt::Ran { losses, makespans_ns, workload, report } => break (losses, makespans_ns, workload, report),
             Attempt::Refused { least_bytes } => {
                 refusals += 1;
                 ensure!(budget_bytes < keep_all.peak_bytes, "{name}: refused within its keep-all peak");
@@ -235,7 +246,7 @@ fn hold(
     let as_predicted = |iteration: &&&IterationReport| {
         iteration.predicted.is_some_and(|predicted| predicted.peak_bytes == iteration.peak_bytes)
     };
-    let makespans_ns: Vec<u64> = report.latest.iter().map(|iteration| iteration.makespan_ns).collect();
+    let (overhead, overhead_in_all) = overheads(&makespans_ns, &keep_all.makespans_ns);
     Ok(Held {
         workload: name.to_owned(),
         asked_bytes,
@@ -255,7 +266,10 @@ fn hold(
         reruns: report.reruns,
         offloaded_bytes: report.offloaded_bytes,
         slow_tier_high_water_bytes: report.slow_tier_high_water_bytes,
-        overhead: late_median(&makespans_ns) as f64 / keep_all.makespan_ns as f64 - 1.0,
+        plans: report.plans,
+        planning_ns: report.planning_ns,
+        overhead,
+        overhead_in_all,
         refusals,
     })
 }
@@ -275,12 +289,15 @@ fn attempt(
     let builder = builder.budget(Line::bytes(budget_bytes)).device(on.device);
     let mut runtime = builder.tiers(tiers.tiers).engine(on.engine(tiers)?).build()?;
     let mut workload = build(config, name, on.device, arguments.flags.seed)?;
-    let mut losses = Vec::with_capacity(arguments.iterations);
+    let (mut losses, mut makespans_ns) = (Vec::with_capacity(arguments.iterations), Vec::new());
     for _ in 0..arguments.iterations {
+        let started = Instant::now();
         let ran = {
             let _iteration = runtime.try_iteration()?;
             quietly(|| workload.iteration())
         };
+        on.engines.settle();
+        makespans_ns.push(started.elapsed().as_nanos() as u64);
         let least_bytes = runtime.report().least_feasible_budget_bytes;
         match ran {
             Ok(Ok(loss)) => losses.push(loss),
@@ -290,7 +307,7 @@ fn attempt(
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
-    Ok(Attempt::Ran { losses, workload, report: Box::new(runtime.report()) })
+    Ok(Attempt::Ran { losses, makespans_ns, workload, report: Box::new(runtime.report()) })
 }
 
 /// Runs `body` and catches its panic without a word.
@@ -319,6 +336,7 @@ fn print(points: &[Held]) {
         "planned",
         "followed",
         "overhead",
+        "in all",
     ]);
     let yes = |yes: bool| if yes { "yes" } else { "NO" }.to_owned();
     for point in points {
@@ -334,6 +352,7 @@ fn print(points: &[Held]) {
             point.planned.to_string(),
             point.followed.to_string(),
             percent(point.overhead),
+            percent(point.overhead_in_all),
         ]);
     }
     print!("{table}");
