@@ -54,6 +54,34 @@ fn three_lengths_in_turn() {
     assert!(settled.iter().any(|report| report.course == Driven::Planned));
 }
 
+/// What is let go of before the first operator, as gradients are that are not zeroed, is no part of what a length takes.
+#[test]
+fn lengths_of_a_loop_that_lets_go_of_something_first() {
+    let _running = one_at_a_time();
+    let kind = (Kind::Float, Device::Cpu);
+    session();
+    let weights = layers(128);
+    let mut runtime = runtime(session().live_bytes() + (5 << 19));
+    let mut kept = None;
+    for iteration in 0..24 {
+        let _iteration = runtime.iteration();
+        drop(kept.take());
+        let mut hidden = Tensor::randn([[256, 384, 512][iteration % 3], 128], kind);
+        for layer in 0..8 {
+            hidden = hidden.matmul(&weights.get(layer)).tanh();
+        }
+        descend(&weights, &hidden.square().mean(Kind::Float));
+        kept = Some(Tensor::ones([512, 512], kind));
+    }
+    let report = runtime.report();
+    for (at, iteration) in report.latest.iter().enumerate().skip(12) {
+        assert!(iteration.followed && iteration.deviation.is_none(), "{at}: {:?}", iteration.deviation);
+        assert_eq!(Some(iteration.peak_bytes), iteration.predicted.map(|predicted| predicted.peak_bytes), "{at}");
+    }
+    assert!(report.latest[12..].iter().any(|iteration| iteration.course == Driven::Planned));
+    assert!(report.peak_bytes <= report.budget_bytes);
+}
+
 #[test]
 fn lengths_at_random() {
     let _running = one_at_a_time();
@@ -61,6 +89,9 @@ fn lengths_at_random() {
     let courses: Vec<Course> = order.iter().map(|&index| Course::Train([256, 384, 512][index])).collect();
     let reports = run(&courses, 0.5);
     assert!(reports[14..].iter().all(|report| report.course != Driven::Reactive), "unknown after 14 iterations");
+    // Nothing is done by the plan for the length that came before.
+    let other = reports[14..].iter().find(|report| !report.followed);
+    assert!(other.is_none(), "another plan was begun: {other:?}");
 }
 
 #[test]

@@ -92,7 +92,8 @@ pub(crate) struct Driver {
     /// What first went otherwise than was expected.
     deviation: Option<Deviation>,
     started: Instant,
-    start_bytes: u64,
+    /// Device bytes when the first operator arrived: what the program let go of before that is no part of the iteration.
+    start_bytes: Option<u64>,
     /// Time that went into making room inside the operator under way.
     lost_ns: u64,
     /// What the iteration before, if it was recorded, knew the storages as that it left.
@@ -125,7 +126,7 @@ impl Driver {
             makers: Vec::new(),
             deviation: None,
             started: Instant::now(),
-            start_bytes: 0,
+            start_bytes: None,
             lost_ns: 0,
             survivors: HashMap::new(),
             legacies: Legacies::default(),
@@ -142,9 +143,9 @@ impl Driver {
         self.tell_deaths();
         self.is_prelude = wanted.is_prelude;
         self.is_strict = wanted.strictly;
-        self.start_bytes = shim::live_bytes();
+        self.start_bytes = None;
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
-            program.begin(self.start_bytes);
+            program.begin();
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
@@ -225,6 +226,11 @@ impl Driver {
         self.residency.absorb_freed()?;
         self.tell_deaths();
         self.tell_orphans()?;
+        if self.start_bytes.is_none() {
+            let bytes = shim::live_bytes();
+            self.start_bytes = Some(bytes);
+            self.programs.iter_mut().for_each(|program| program.ladder.starts_with(bytes));
+        }
         if let (Some(recording), Some(arrived)) = (&mut self.recording, arrived) {
             recording.arrive(arrived, shim::live_bytes());
         }
@@ -589,9 +595,9 @@ impl Driver {
         Some(left)
     }
 
-    /// Device bytes when the iteration started.
+    /// Device bytes when the first operator arrived.
     pub(crate) fn start_bytes(&self) -> u64 {
-        self.start_bytes
+        self.start_bytes.unwrap_or_default()
     }
 
     /// Tells the next recording what this one called the storages that it left.

@@ -3,7 +3,7 @@
 //!
 //! An iteration goes by the plan for its very sizes, or by that for the least ones that are nowhere smaller: what holds a budget
 //! there holds it here. Where it is larger than any, it goes by the largest's. Sizes get a plan of their own where that one let
-//! bytes run short, where the one that there is is for much larger sizes, and where they come again. Mimose
+//! bytes run short, where it costs time and left bytes free, and where they come again. Mimose
 //! (Liao et al., arXiv 2209.02478) has a plan for each size too; it foresees what a size takes by a regression, where here an
 //! iteration of it has told.
 
@@ -12,10 +12,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::program::{Known, Scheduled};
 use super::shim::RESIZED;
+use crate::timeline::Prediction;
 use crate::trace::{Storage, StorageId, Trace};
 
-/// Share of a plan's bytes from which on an iteration goes by it as well as by one of its own.
+/// Share of a plan's bytes from which on an iteration goes by it as well as by one of its own …
 const NEAR: f64 = 0.9;
+/// … of its peak …
+const NEAR_PEAK: f64 = 0.97;
+/// … and of what it takes, that of keeping everything: there is nothing to be gained.
+const CHEAP: f64 = 0.99;
+/// The share of an iteration for which a plan may wait until it is told which one it is.
+const WAIT: f64 = 0.02;
 /// Plans of their own for sizes that are less than that. Sizes of several kinds, nodes and edges say, are never all near one.
 const REFINED_MAX: u32 = 24;
 /// Sizes without a plan of their own that are remembered, so that it is noticed when they come again.
@@ -40,7 +47,7 @@ pub(crate) struct Sizes {
     pub(crate) storages: Vec<Option<u64>>,
     /// By operator: most bytes that it had allocated at once.
     pub(crate) peaks: Vec<u64>,
-    /// What was there when it began.
+    /// What was there when its first operator arrived.
     pub(crate) start_bytes: u64,
 }
 
@@ -70,6 +77,19 @@ impl Rung {
         pairs.all(|(storage, seen)| seen.is_none_or(|seen| varies(storage) || is(&seen, &storage.bytes)))
     }
 
+    /// Whether a plan for smaller sizes could take less time, or fit where this one does not.
+    fn is_costly(&self) -> bool {
+        let keep_all_ns = self.known.lineage.keep_all_makespan_ns() as f64;
+        let costs = |prediction: Prediction| keep_all_ns < CHEAP * prediction.makespan_ns as f64;
+        self.scheduled.exceeds_budget() || self.scheduled.prediction.is_some_and(costs)
+    }
+
+    /// Whether an iteration that went by its plan had much less at its peak.
+    fn is_roomy_for(&self, peak_bytes: u64) -> bool {
+        let is_less = |prediction: Prediction| (peak_bytes as f64) < NEAR_PEAK * prediction.peak_bytes as f64;
+        self.scheduled.prediction.is_some_and(is_less)
+    }
+
     /// Whether everything fits where nothing is done.
     fn is_idle(&self) -> bool {
         self.scheduled.schedule.is_idle() && !self.scheduled.exceeds_budget()
@@ -85,6 +105,8 @@ fn varies(storage: &Storage) -> bool {
 pub(crate) struct Ladder {
     /// From the smallest on; never empty.
     rungs: Vec<Rung>,
+    /// The operator before which it is told which of them an iteration is, if that comes early.
+    told_at: Option<usize>,
     /// The one that the iteration under way goes by.
     at: usize,
     fit: Fit,
@@ -97,7 +119,9 @@ pub(crate) struct Ladder {
 
 impl Ladder {
     pub(crate) fn new(rung: Rung) -> Self {
-        Ladder { rungs: vec![rung], at: 0, fit: Fit::Exact, sizes: Sizes::default(), met: VecDeque::new(), refined: 0 }
+        let rungs = vec![rung];
+        let (fit, sizes, met) = (Fit::Exact, Sizes::default(), VecDeque::new());
+        Ladder { rungs, told_at: None, at: 0, fit, sizes, met, refined: 0 }
     }
 
     /// The rung that the iteration under way, or the last one, goes by.
@@ -117,6 +141,19 @@ impl Ladder {
         &mut self.rungs
     }
 
+    /// The operator that nothing is to be done before: only then is it known how much is to be done.
+    pub(crate) fn begins_at(&self) -> usize {
+        self.told_at.unwrap_or_default()
+    }
+
+    /// Whether any of the plans that the iteration may go by from here on may rerun an operator.
+    pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
+        if self.told_at.is_some_and(|told_at| operator >= told_at) {
+            return self.rung().scheduled.wants_recipe(operator);
+        }
+        self.rungs.iter().any(|rung| rung.scheduled.wants_recipe(operator))
+    }
+
     pub(crate) fn fit(&self) -> Fit {
         self.fit
     }
@@ -127,12 +164,16 @@ impl Ladder {
     }
 
     /// Starts another iteration.
-    pub(crate) fn begin(&mut self, start_bytes: u64) {
+    pub(crate) fn begin(&mut self) {
         self.fit = Fit::Exact;
         self.sizes.storages.clear();
         self.sizes.storages.resize(self.rung().known.trace.storages.len(), None);
         self.sizes.peaks.clear();
-        self.sizes.start_bytes = start_bytes;
+    }
+
+    /// So many bytes were there when the first operator arrived.
+    pub(crate) fn starts_with(&mut self, bytes: u64) {
+        self.sizes.start_bytes = bytes;
     }
 
     /// An operator has run, and had so many bytes allocated at once.
@@ -176,8 +217,9 @@ impl Ladder {
     }
 
     /// The program at the sizes of the last iteration, where a plan for those is wanted; the times are guessed from those at other
-    /// sizes. It may have run short of bytes; `has_place` says whether there is a place for a plan that could be done without.
-    pub(crate) fn propose(&mut self, ran_short: bool, has_place: bool) -> Option<Proposal> {
+    /// sizes. `has_place` says whether there is a place for a plan that could be done without.
+    pub(crate) fn propose(&mut self, served: Served, has_place: bool) -> Option<Proposal> {
+        let ran_short = matches!(served, Served::RanShort);
         let is_well_served = self.fit == Fit::Exact || self.rung().is_idle() && !ran_short;
         if is_well_served {
             return None;
@@ -187,16 +229,26 @@ impl Ladder {
         let bytes: u64 = storages.map(|(storage, seen)| seen.unwrap_or(storage.bytes)).sum();
         let (less, more) = (bytes.min(self.rung().bytes), bytes.max(self.rung().bytes));
         let is_far = (less as f64) < NEAR * more as f64;
+        let is_roomy = matches!(served, Served::Within(peak_bytes) if self.rung().is_roomy_for(peak_bytes));
         let is_hull = match self.fit {
             _ if is_own => false,
             Fit::Beyond if is_far || ran_short => !self.rung().all(&self.sizes.storages, u64::ge),
-            Fit::Within if is_far && self.refined < REFINED_MAX => {
+            Fit::Within if (is_far || is_roomy) && self.rung().is_costly() && self.refined < REFINED_MAX => {
                 self.refined += 1;
                 false
             }
             _ => return None,
         };
         Some(Proposal { trace: at_sizes(&self.rung().known.trace, &self.sizes, is_hull), is_hull })
+    }
+
+    /// The trace of the rung that the last iteration went by, with times that `retime` puts into one at that iteration's sizes.
+    pub(crate) fn retimed(&self, retime: impl FnOnce(&mut Trace)) -> Trace {
+        let mut trace = Trace::clone(&self.rung().known.trace);
+        let mut measured = at_sizes(&trace, &self.sizes, false);
+        retime(&mut measured);
+        guess_times(&measured, &mut trace);
+        trace
     }
 
     /// Whether the sizes of the last iteration have come before.
@@ -222,15 +274,53 @@ impl Ladder {
         let outgrown = if is_outgrown { self.rungs.pop() } else { None };
         self.at = self.rungs.partition_point(|other| other.bytes <= rung.bytes);
         self.rungs.insert(self.at, rung);
+        self.find_teller();
         outgrown.map(|rung| rung.serial)
+    }
+
+    /// Finds the operator that an iteration's sizes are known from: the first that uses a storage which is not of the same size on
+    /// all rungs, or the one after what makes it.
+    fn find_teller(&mut self) {
+        self.told_at = None;
+        let [first, others @ ..] = &self.rungs[..] else { return };
+        let trace = &*first.known.trace;
+        let differs = |storage: &StorageId| {
+            let own = &trace.storages[storage.index()];
+            !varies(own) && others.iter().any(|other| other.known.trace.storages[storage.index()].bytes != own.bytes)
+        };
+        let mut waited_ns = 0;
+        for (index, operator) in trace.operators.iter().enumerate() {
+            let uses = operator.accesses.iter().any(|access| differs(&access.storage));
+            waited_ns += if index == 0 { 0 } else { operator.gap_ns };
+            waited_ns += if uses { 0 } else { operator.cost_ns };
+            if waited_ns as f64 > WAIT * trace.makespan_ns as f64 {
+                return;
+            }
+            if uses || operator.creates.iter().any(differs) {
+                self.told_at = Some(index + usize::from(!uses));
+                return;
+            }
+        }
     }
 
     /// Takes a rung away: its name, and whether it was the last.
     pub(crate) fn remove(&mut self, rung: usize) -> (u64, bool) {
         let removed = self.rungs.remove(rung);
+        self.find_teller();
         self.at = self.at.min(self.rungs.len().saturating_sub(1));
         (removed.serial, self.rungs.is_empty())
     }
+}
+
+/// What became of an iteration with the plan that it went by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    /// It had so many bytes at its peak.
+    Within(u64),
+    /// Bytes ran out.
+    RanShort,
+    /// It went otherwise, or by none.
+    Otherwise,
 }
 
 /// A program at sizes that it has no plan for.
@@ -241,8 +331,7 @@ pub(crate) struct Proposal {
     pub(crate) is_hull: bool,
 }
 
-/// The trace at other sizes; as a hull at whichever is larger. An operator is taken to have as much more to do as those of its
-/// storages are larger that are not the same.
+/// The trace at other sizes; as a hull at whichever is larger.
 fn at_sizes(trace: &Trace, sizes: &Sizes, is_hull: bool) -> Trace {
     let either = |new: u64, old: u64| if is_hull { new.max(old) } else { new };
     let mut resized = trace.clone();
@@ -251,34 +340,40 @@ fn at_sizes(trace: &Trace, sizes: &Sizes, is_hull: bool) -> Trace {
             storage.bytes = either(seen, storage.bytes);
         }
     }
-    let storages = std::mem::take(&mut resized.storages);
-    let bytes = |storage: &StorageId| storages[storage.index()].bytes;
     for (operator, &peak_bytes) in resized.operators.iter_mut().zip(&sizes.peaks) {
         // What it made was of the iteration's sizes, whatever those of the trace are now.
         let made = |storage: &StorageId| sizes.storages[storage.index()].unwrap_or_default();
         let workspace_bytes = peak_bytes.saturating_sub(operator.creates.iter().map(made).sum());
         operator.workspace_bytes = either(workspace_bytes, operator.workspace_bytes);
-        let touched = operator.accesses.iter().map(|access| access.storage).chain(operator.creates.iter().copied());
-        let pairs = touched.map(|storage| (bytes(&storage), trace.storages[storage.index()].bytes));
-        let (new, old) =
-            pairs.filter(|(new, old)| new != old).fold((0, 0), |sum, (new, old)| (sum.0 + new, sum.1 + old));
-        if old > 0 {
-            operator.cost_ns = (operator.cost_ns as f64 * new as f64 / old as f64) as u64;
-        }
     }
-    let initial_bytes: u64 = storages[..trace.initial_storages as usize].iter().map(|storage| storage.bytes).sum();
+    let initial = &resized.storages[..trace.initial_storages as usize];
+    let initial_bytes = initial.iter().map(|storage| storage.bytes).sum();
     resized.unseen_bytes = either(sizes.start_bytes.saturating_sub(initial_bytes), trace.unseen_bytes);
-    resized.storages = storages;
     debug_assert_eq!(resized.check(), Ok(()));
-    resized.makespan_ns = resized.times_ns();
+    guess_times(trace, &mut resized);
     resized
+}
+
+/// Puts times into a trace at other sizes: an operator is taken to have as much more to do as those of its storages are larger that
+/// are not the same.
+fn guess_times(from: &Trace, resized: &mut Trace) {
+    for (operator, known) in resized.operators.iter_mut().zip(&from.operators) {
+        let touched = operator.accesses.iter().map(|access| access.storage).chain(operator.creates.iter().copied());
+        let pairs = touched.map(|id| (resized.storages[id.index()].bytes, from.storages[id.index()].bytes));
+        let differing = pairs.filter(|(new, old)| new != old);
+        let (new, old) = differing.fold((0, 0), |sum, (new, old)| (sum.0 + new, sum.1 + old));
+        let factor = if old > 0 { new as f64 / old as f64 } else { 1.0 };
+        (operator.cost_ns, operator.gap_ns) = ((known.cost_ns as f64 * factor) as u64, known.gap_ns);
+    }
+    resized.tail_ns = from.tail_ns;
+    resized.makespan_ns = resized.times_ns();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::Plan;
-    use crate::schedule::Schedule;
+    use crate::schedule::{Instruction, Schedule};
     use crate::trace::{Access, AccessMode, Class, Operator, Phase};
 
     /// A program that makes a storage, and another from it.
@@ -319,7 +414,8 @@ mod tests {
 
     /// An iteration at these sizes: the rung that it ends on, and how it fits.
     fn run(ladder: &mut Ladder, bytes: [u64; 2]) -> (u64, Fit) {
-        ladder.begin(100);
+        ladder.begin();
+        ladder.starts_with(100);
         for (storage, bytes) in (0..).map(StorageId).zip(bytes) {
             ladder.see(storage, bytes);
             ladder.ran(bytes + 16);
@@ -344,8 +440,8 @@ mod tests {
     fn larger_sizes_are_planned_for_where_bytes_run_short_and_a_hull_makes_way_for_a_larger_one() {
         let mut ladder = Ladder::new(rung(1, [40, 400]));
         assert_eq!(run(&mut ladder, [50, 300]), (1, Fit::Beyond));
-        assert!(ladder.propose(false, true).is_none(), "everything fits");
-        let Proposal { trace, is_hull } = ladder.propose(true, false).expect("bytes ran short");
+        assert!(ladder.propose(Served::Otherwise, true).is_none(), "everything fits");
+        let Proposal { trace, is_hull } = ladder.propose(Served::RanShort, false).expect("bytes ran short");
         let bytes = |trace: &Trace| trace.storages.iter().map(|storage| storage.bytes).collect::<Vec<_>>();
         assert_eq!((bytes(&trace), is_hull, trace.unseen_bytes), (vec![50, 400], true, 100));
         let costs: Vec<_> = trace.operators.iter().map(|operator| operator.cost_ns).collect();
@@ -355,9 +451,60 @@ mod tests {
         assert_eq!(run(&mut ladder, [45, 350]), (2, Fit::Within));
         assert_eq!(run(&mut ladder, [40, 400]), (1, Fit::Exact));
         assert_eq!(run(&mut ladder, [55, 300]), (2, Fit::Beyond));
-        assert!(ladder.propose(true, false).is_some_and(|proposal| proposal.is_hull));
+        assert!(ladder.propose(Served::RanShort, false).is_some_and(|proposal| proposal.is_hull));
         assert_eq!(ladder.insert(rung(3, [55, 400]), true), Some(2));
         assert_eq!(ladder.rungs().len(), 2);
+    }
+
+    #[test]
+    fn smaller_sizes_are_planned_for_where_a_plan_costs_time_and_leaves_bytes_free() {
+        let after = |makespan_ns, peak_bytes| {
+            let mut largest = rung(1, [40, 400]);
+            let prediction = Prediction { makespan_ns, peak_bytes: 500, ..Prediction::default() };
+            let Known { lineage, .. } = &largest.known;
+            let plan = Plan::keep_all(lineage.windows().len());
+            let mut schedule = Schedule::default();
+            schedule.push(1, Instruction::Drop(StorageId(0)));
+            largest.scheduled = Scheduled::new(&largest.known, plan, schedule, Some(prediction));
+            let mut ladder = Ladder::new(largest);
+            assert_eq!(run(&mut ladder, [39, 390]), (1, Fit::Within));
+            ladder.propose(Served::Within(peak_bytes), true).is_some()
+        };
+        assert!(after(2_400, 400));
+        assert!(!after(2_400, 490), "it took what the plan takes");
+        assert!(!after(2_001, 400), "the plan costs next to nothing");
+    }
+
+    #[test]
+    fn nothing_is_done_before_the_sizes_are_told_where_that_is_early() {
+        let begins_at_once = |serial, bytes| {
+            let mut rung = rung(serial, bytes);
+            let mut trace = Trace::clone(&rung.known.trace);
+            trace.operators[0].cost_ns = 10;
+            rung.known = Known::of(trace);
+            rung
+        };
+        let mut ladder = Ladder::new(begins_at_once(1, [40, 400]));
+        assert_eq!(ladder.told_at, None, "there is one plan");
+        ladder.insert(begins_at_once(2, [40, 500]), false);
+        assert_eq!(ladder.told_at, None, "half of the iteration is over then");
+        ladder.insert(begins_at_once(3, [50, 500]), false);
+        assert_eq!(ladder.told_at, Some(1), "the first operator makes what tells");
+        assert_eq!([ladder.remove(1), ladder.remove(1)].map(|(_, is_last)| is_last), [false; 2]);
+        assert_eq!(ladder.told_at, None);
+    }
+
+    #[test]
+    fn times_that_were_measured_at_other_sizes_are_scaled_to_those_of_the_plan() {
+        let mut ladder = Ladder::new(rung(1, [40, 400]));
+        run(&mut ladder, [20, 200]);
+        let retimed = ladder.retimed(|trace| {
+            assert_eq!(trace.operators[1].cost_ns, 500);
+            trace.operators[1].cost_ns = 700;
+        });
+        let costs: Vec<_> = retimed.operators.iter().map(|operator| operator.cost_ns).collect();
+        assert_eq!((costs, retimed.makespan_ns), (vec![1_000, 1_400], 2_400));
+        assert_eq!(retimed.storages, ladder.rung().known.trace.storages);
     }
 
     #[test]
@@ -365,7 +512,7 @@ mod tests {
         let mut ladder = Ladder::new(rung(1, [40, 400]));
         let mut again = |has_place| {
             run(&mut ladder, [39, 390]);
-            ladder.propose(true, has_place).map(|proposal| proposal.is_hull)
+            ladder.propose(Served::RanShort, has_place).map(|proposal| proposal.is_hull)
         };
         assert_eq!([again(true), again(false), again(true)], [None, None, Some(false)]);
     }

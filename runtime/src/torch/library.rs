@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Record};
-use super::ladder::{Fit, Proposal, Rung};
+use super::ladder::{Fit, Proposal, Rung, Served};
 use super::prelude::Division;
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of_alike};
-use super::report::{IterationReport, Report};
+use super::report::{Course, IterationReport, Report};
 use super::succession::Succession;
 use crate::baselines::{Dtr, DtrSwap, baseline};
 use crate::hardware::SlowTiers;
@@ -34,7 +34,7 @@ const WINDOW: usize = 16;
 const DRIFT: f64 = 1.25;
 /// Planned iterations in a row that ran out of bytes after which the plan is made for fewer.
 const PRESSED_MAX: u32 = 2;
-/// Plans after which planning may no longer take any time.
+/// Plans after which none may take any time: until then those for the sizes that a program was found at may.
 const PLANS_FREE: u64 = 32;
 /// What it may take then, of the loop's own time. What is planned beyond that is decoded greedily.
 const PLANNING_SHARE: f64 = 0.1;
@@ -119,6 +119,17 @@ struct Measured {
     marks_ns: u64,
 }
 
+impl Measured {
+    /// Puts its times into a trace at the same sizes.
+    fn retime(&self, trace: &mut Trace) {
+        match self.reason {
+            Reason::Early => retime_at_most(&self.recorded, trace),
+            Reason::Drifted | Reason::Guessed => retime(&[&self.recorded], trace),
+        }
+        trace.cut_to(trace.makespan_ns.saturating_sub(self.marks_ns));
+    }
+}
+
 /// What is remembered of a program beside its trace and schedule.
 #[derive(Default)]
 struct Shelf {
@@ -131,6 +142,8 @@ struct Shelf {
     /// Iterations that went as planned since the plan is new, and those that did not while its times were wanted.
     followed: u32,
     astray: u32,
+    /// Whether it is planned at the sizes that it was found at, and not for more of them.
+    is_first: bool,
     /// Whether there was no time to plan it well.
     is_hasty: bool,
     /// Planned iterations in a row that ran out of bytes.
@@ -257,19 +270,19 @@ impl Library {
                 report.plan_cache_hits += 1;
                 let rung = driver.programs[index].ladder.rung_mut();
                 rung.last_seen = self.clock;
-                // What was measured at other sizes tells nothing of these.
                 let mut recorded = recorded;
-                let measured = if fit == Fit::Exact {
-                    let shelf = self.shelves.get_mut(&rung.serial).expect("every rung has a shelf");
-                    shelf.learn(iteration.followed, recorded.take(), on_device_ns)
-                } else {
-                    None
-                };
+                let shelf = self.shelves.get_mut(&rung.serial).expect("every rung has a shelf");
+                let measured = shelf.learn((iteration.followed, fit), &mut recorded, on_device_ns);
                 if measured.is_some() {
                     self.tiers = retimed(self.tiers, &copies);
                 }
                 self.watch(driver, index, (&iteration, ran_short), measured, budget_bytes, report);
-                Some(self.refine(driver, index, (recorded.as_ref(), ran_short), budget_bytes, report))
+                let served = match iteration.course {
+                    _ if ran_short => Served::RanShort,
+                    Course::Planned => Served::Within(iteration.peak_bytes),
+                    _ => Served::Otherwise,
+                };
+                Some(self.refine(driver, index, (recorded.as_ref(), served), budget_bytes, report))
             }
             None => {
                 if !self.awaits_unknown {
@@ -329,24 +342,24 @@ impl Library {
         if same.is_none() {
             let program = driver.programs.len() - 1;
             driver.programs[program].ladder.recall(other.sizes());
-            self.refine(driver, program, (Some(&other), false), budget_bytes, report);
+            self.refine(driver, program, (Some(&other), Served::Otherwise), budget_bytes, report);
         }
         Some(serial)
     }
 
     /// A program was at other sizes than those that it has been planned for, perhaps, and it is planned for these where that pays.
-    /// That iteration may have been `recorded`, or have run short of bytes. Returns the name of the rung that it is on.
+    /// That iteration may have been `recorded`. Returns the name of the rung that it is on.
     fn refine(
         &mut self,
         driver: &mut Driver,
         index: usize,
-        (recorded, ran_short): (Option<&RecordedIteration>, bool),
+        (recorded, served): (Option<&RecordedIteration>, Served),
         budget_bytes: u64,
         report: &mut Report,
     ) -> u64 {
         let has_place = driver.rungs().count() < self.plans_max;
         let ladder = &mut driver.programs[index].ladder;
-        let Some(Proposal { mut trace, is_hull }) = ladder.propose(ran_short, has_place) else {
+        let Some(Proposal { mut trace, is_hull }) = ladder.propose(served, has_place) else {
             return ladder.rung().serial;
         };
         let timed = recorded.filter(|recorded| recorded.is_timed);
@@ -380,7 +393,7 @@ impl Library {
         budget_bytes: u64,
         report: &mut Report,
     ) -> Rung {
-        let mut shelf = Shelf { times, ..Shelf::default() };
+        let mut shelf = Shelf { times, is_first: before.is_none(), ..Shelf::default() };
         let scheduled = self.plan(&known, before, budget_bytes, &mut shelf, report);
         self.names += 1;
         self.shelves.insert(self.names, shelf);
@@ -405,7 +418,7 @@ impl Library {
     ) -> Scheduled {
         let started = Instant::now();
         shelf.take_new_plan();
-        shelf.is_hasty = !has_time(report);
+        shelf.is_hasty = !(shelf.is_first && report.plans < PLANS_FREE || has_time(report));
         let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
@@ -456,7 +469,8 @@ impl Library {
     pub(super) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
         self.least_feasible_bytes = None;
         for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
-            let mut shelf = Shelf { times: self.take_shelf(rung).times, ..Shelf::default() };
+            let Shelf { times, is_first, .. } = self.take_shelf(rung);
+            let mut shelf = Shelf { times, is_first, ..Shelf::default() };
             self.replan(rung, budget_bytes, &mut shelf, report);
             self.shelves.insert(rung.serial, shelf);
         }
@@ -474,21 +488,20 @@ impl Library {
         report: &mut Report,
     ) {
         let start_bytes = driver.start_bytes();
-        let rung = driver.programs[index].ladder.rung_mut();
-        let mut shelf = self.take_shelf(rung);
-        if let Some(Measured { reason, recorded, marks_ns }) = measured {
+        let ladder = &mut driver.programs[index].ladder;
+        let mut shelf = self.take_shelf(ladder.rung());
+        let retimed = measured.map(|measured| ladder.retimed(|trace| measured.retime(trace)));
+        let rung = ladder.rung_mut();
+        if let Some(trace) = retimed {
             driver.residency.reactive.link = self.tiers.host;
-            let mut trace = Trace::clone(&rung.known.trace);
-            match reason {
-                Reason::Early => retime_at_most(&recorded, &mut trace),
-                Reason::Drifted | Reason::Guessed => retime(&[&recorded], &mut trace),
-            }
-            trace.cut_to(trace.makespan_ns.saturating_sub(marks_ns));
             rung.known = Known::of(trace);
-            shelf = Shelf { margin_bytes: shelf.margin_bytes, ..Shelf::default() };
+            shelf = Shelf { margin_bytes: shelf.margin_bytes, is_first: shelf.is_first, ..Shelf::default() };
             self.replan(rung, budget_bytes, &mut shelf, report);
             report.replans += 1;
-        } else if shelf.is_hasty && matches!(shelf.times, Times::Known) && has_time(report) {
+        } else if shelf.is_hasty
+            && matches!(shelf.times, Times::Known | Times::Wanted(Reason::Guessed))
+            && has_time(report)
+        {
             self.replan(rung, budget_bytes, &mut shelf, report);
         } else if ran_short && !shelf.is_tight {
             shelf.pressed += 1;
@@ -537,9 +550,9 @@ fn carried_over(plan: &Plan, from: &Lineage, to: &Lineage) -> Plan {
     carried
 }
 
-/// Whether a plan may take what a good one takes.
+/// Whether planning has taken no more than its share.
 fn has_time(report: &Report) -> bool {
-    report.plans < PLANS_FREE || report.planning_ns as f64 <= PLANNING_SHARE * report.makespan_ns as f64
+    report.planning_ns as f64 <= PLANNING_SHARE * report.makespan_ns as f64
 }
 
 impl Shelf {
@@ -557,40 +570,44 @@ impl Shelf {
         self.reference = None;
     }
 
-    /// What an iteration was measured at, where times are wanted and all is known. What goes otherwise than planned takes longer
-    /// than it would, and tells nothing.
+    /// What an iteration was measured at, where times are wanted and all is known; takes the recording then. What goes otherwise
+    /// than planned takes longer than it would, and tells nothing. At other sizes than the plan's, which may never come again, what
+    /// marks take is not found out.
     fn learn(
         &mut self,
-        followed: bool,
-        recorded: Option<RecordedIteration>,
+        (followed, fit): (bool, Fit),
+        recorded: &mut Option<RecordedIteration>,
         on_device_ns: Option<u64>,
     ) -> Option<Measured> {
         if !followed {
             self.go_astray();
             return None;
         }
-        let recorded = recorded.filter(|recorded| recorded.is_timed && self.followed > 0);
+        let is_warm = self.followed > 0;
         self.followed += 1;
-        match (std::mem::take(&mut self.times), recorded, on_device_ns) {
-            (Times::Wanted(reason), Some(recorded), _) if recorded.is_marked => {
+        match std::mem::take(&mut self.times) {
+            Times::Wanted(reason) if is_warm && recorded.as_ref().is_some_and(|recorded| recorded.is_timed) => {
+                let recorded = recorded.take()?;
+                if !recorded.is_marked || fit != Fit::Exact {
+                    return Some(Measured { reason, recorded, marks_ns: 0 });
+                }
                 self.times = Times::Marked(reason, Box::new(recorded));
-                None
             }
-            (Times::Wanted(reason), Some(recorded), _) => Some(Measured { reason, recorded, marks_ns: 0 }),
-            (Times::Marked(reason, recorded), None, Some(unmarked_ns)) => {
-                let marks_ns = recorded.makespan_ns().saturating_sub(unmarked_ns);
-                if marks_ns <= MARKS_NS * recorded.operators() as u64 {
-                    return Some(Measured { reason, recorded: *recorded, marks_ns });
+            Times::Marked(reason, marked) if fit == Fit::Exact && recorded.is_none() && on_device_ns.is_some() => {
+                let marks_ns = marked.makespan_ns().saturating_sub(on_device_ns?);
+                if marks_ns <= MARKS_NS * marked.operators() as u64 {
+                    return Some(Measured { reason, recorded: *marked, marks_ns });
                 }
                 self.times = Times::Wanted(reason);
                 self.go_astray();
-                None
             }
-            (before, ..) => {
-                self.times = before;
-                None
+            Times::Marked(reason, marked) if fit != Fit::Exact => {
+                self.times = Times::Marked(reason, marked);
+                self.go_astray();
             }
+            before => self.times = before,
         }
+        None
     }
 
     /// An iteration told nothing. After some of them the program is left with the times that it has.
@@ -645,38 +662,43 @@ mod tests {
     /// A program whose first times are not good, once it has been planned.
     fn early() -> Shelf {
         let mut shelf = Shelf { times: Times::Wanted(Reason::Early), ..Shelf::default() };
-        assert!(shelf.learn(true, Some(RecordedIteration::marked(10, 900)), None).is_none(), "the first makes room");
+        assert!(
+            shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 900)), None).is_none(),
+            "the first makes room"
+        );
         shelf
     }
 
     #[test]
     fn times_that_are_wanted_take_an_iteration_with_marks_and_one_without() {
         let mut shelf = early();
-        assert!(shelf.learn(true, Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
+        assert!(shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
         assert!(matches!(shelf.times, Times::Marked(Reason::Early, _)));
         // Something else comes between.
-        assert!(shelf.learn(false, None, Some(4_000)).is_none());
-        let measured = shelf.learn(true, None, Some(640)).expect("all is known");
+        assert!(shelf.learn((false, Fit::Exact), &mut None, Some(4_000)).is_none());
+        let measured = shelf.learn((true, Fit::Exact), &mut None, Some(640)).expect("all is known");
         assert_eq!((measured.marks_ns, measured.recorded.makespan_ns()), (60, 700));
     }
 
     #[test]
     fn times_of_another_plan_or_of_an_iteration_that_was_disturbed_do_not_count() {
         let mut shelf = early();
-        assert!(shelf.learn(true, Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
+        assert!(shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
         shelf.take_new_plan();
         assert!(matches!(shelf.times, Times::Wanted(Reason::Early)) && shelf.followed == 0);
         let mut shelf = early();
         let disturbed = RecordedIteration::marked(10, 700 + 10 * MARKS_NS);
-        assert!(shelf.learn(true, Some(disturbed), None).is_none());
-        assert!(shelf.learn(true, None, Some(640)).is_none());
+        assert!(shelf.learn((true, Fit::Exact), &mut Some(disturbed), None).is_none());
+        assert!(shelf.learn((true, Fit::Exact), &mut None, Some(640)).is_none());
         assert!(matches!(shelf.times, Times::Wanted(Reason::Early)));
     }
 
     #[test]
     fn a_program_that_is_never_followed_is_left_with_its_times() {
         let mut shelf = early();
-        (0..TRIES).for_each(|_| assert!(shelf.learn(false, Some(RecordedIteration::marked(10, 700)), None).is_none()));
+        (0..TRIES).for_each(|_| {
+            assert!(shelf.learn((false, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), None).is_none())
+        });
         assert!(matches!(shelf.times, Times::Known));
     }
 
@@ -686,18 +708,17 @@ mod tests {
         (0..WINDOW).for_each(|_| shelf.note(1.0));
         (0..WINDOW).for_each(|_| shelf.note(2.0));
         assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
-        shelf.learn(true, None, None);
-        shelf.learn(true, Some(RecordedIteration::marked(10, 700)), None);
+        shelf.learn((true, Fit::Exact), &mut None, None);
+        shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), None);
         shelf.note(2.0);
         assert!(matches!(shelf.times, Times::Marked(Reason::Drifted, _)));
     }
 
     #[test]
-    fn planning_may_take_its_share_once_there_are_many_plans() {
-        let after = |plans, planning_ns| Report { plans, planning_ns, makespan_ns: 1_000, ..Report::default() };
-        assert!(has_time(&after(PLANS_FREE - 1, 1_000_000)));
-        assert!(!has_time(&after(PLANS_FREE, 101)));
-        assert!(has_time(&after(PLANS_FREE, 100)));
+    fn planning_may_take_its_share() {
+        let after = |planning_ns| Report { planning_ns, makespan_ns: 1_000, ..Report::default() };
+        assert!(!has_time(&after(101)));
+        assert!(has_time(&after(100)));
     }
 
     #[test]

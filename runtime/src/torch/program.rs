@@ -49,6 +49,11 @@ impl Scheduled {
         Scheduled { plan, schedule, prediction, recipe_wanted, first_move }
     }
 
+    /// Whether an operator may have to be rerun.
+    pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
+        self.recipe_wanted.get(operator).copied().unwrap_or(false)
+    }
+
     /// Whether the plan is predicted to exceed its budget.
     pub(crate) fn exceeds_budget(&self) -> bool {
         self.prediction.is_some_and(|prediction| prediction.over_budget_bytes > 0)
@@ -195,14 +200,14 @@ impl Program {
         self.hand_over(true);
     }
 
-    /// Starts another iteration, with so many bytes there.
-    pub(crate) fn begin(&mut self, start_bytes: u64) {
+    /// Starts another iteration.
+    pub(crate) fn begin(&mut self) {
         self.matches = true;
         self.operator = 0;
         self.step = 0;
         self.misfit = None;
         self.is_off_plan = false;
-        self.ladder.begin(start_bytes);
+        self.ladder.begin();
         self.found.clear();
         self.told.clear();
         self.is_misled = false;
@@ -283,7 +288,7 @@ impl Program {
 
     /// Whether the operator that comes next may have to be rerun.
     pub(crate) fn wants_recipe(&self) -> bool {
-        self.scheduled().recipe_wanted.get(self.operator).copied().unwrap_or(false)
+        self.ladder.wants_recipe(self.operator)
     }
 
     /// What the operator under way takes, as recorded.
@@ -404,6 +409,10 @@ impl Program {
     fn see(&mut self, storage: StorageId, bytes: u64) {
         let Some(before) = self.ladder.see(storage, bytes) else { return };
         self.misfit = Some(storage);
+        if self.operator <= self.ladder.begins_at() {
+            // Nothing was done so far.
+            return;
+        }
         let done = &self.ladder.rungs()[before].scheduled.schedule.steps()[..self.step];
         let here = self.step_here();
         self.is_off_plan |= *done != self.steps()[..here];
@@ -428,7 +437,8 @@ impl Program {
 
     /// Whether an instruction is due before the next operator. After a change of programs some lie behind.
     pub(crate) fn is_due(&self) -> bool {
-        self.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
+        self.operator >= self.ladder.begins_at()
+            && self.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
     }
 
     /// The storages of `first` and of the instructions that move together with it. Takes those as well.
