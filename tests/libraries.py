@@ -54,6 +54,29 @@ def rows(count):
     return [dict(input_ids=row, labels=row.clone()) for row in tokens(count)]
 
 
+def train(model, device, manner, **data):
+    """The loop of transformers."""
+    from transformers import Trainer, TrainingArguments
+
+    def run():
+        arguments = TrainingArguments(
+            output_dir=tempfile.mkdtemp(),
+            max_steps=40,
+            logging_steps=5,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=device.type == "cpu",
+            dataloader_pin_memory=False,
+            **manner,
+        )
+        trainer = Trainer(model, arguments, **data)
+        trainer.train()
+        return torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+
+    return run, [model]
+
+
 def classify(model, device, size, prepare=lambda images: images):
     """A loop that trains a classifier of pictures."""
     model.to(device).train()
@@ -117,32 +140,31 @@ def transformers_bert_in_buckets(device):
 
 @job("detected")
 def transformers_trainer(device):
-    """A trainer with adapters, which logs, evaluates, and stacks its batches from rows that are there from the start."""
+    """A trainer with adapters, which evaluates, and stacks its batches from rows that are there from the start."""
     from peft import LoraConfig, get_peft_model
-    from transformers import Trainer, TrainingArguments
 
     adapters = LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05, task_type="CAUSAL_LM")
     model = get_peft_model(llama(), adapters)
+    manner = dict(per_device_train_batch_size=4, eval_strategy="steps", eval_steps=15)
+    return train(model, device, manner, train_dataset=rows(120), eval_dataset=rows(8))
 
-    def run():
-        arguments = TrainingArguments(
-            output_dir=tempfile.mkdtemp(),
-            per_device_train_batch_size=4,
-            max_steps=40,
-            logging_steps=5,
-            eval_strategy="steps",
-            eval_steps=15,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=device.type == "cpu",
-            dataloader_pin_memory=False,
-        )
-        trainer = Trainer(model, arguments, train_dataset=rows(120), eval_dataset=rows(8))
-        trainer.train()
-        return torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
 
-    return run, [model]
+@job("detected")
+def transformers_pads(device):
+    """A trainer whose batches are padded to their longest passage: of a hundred lengths, whichever that is."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import BertConfig, BertForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerFast
+
+    words = {"[PAD]": 0}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "[PAD]")), pad_token="[PAD]")
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.randint(16, 129, (320,), generator=generator).tolist()
+    passages = [torch.randint(5, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    rows = [dict(input_ids=passage, labels=index % 2) for index, passage in enumerate(passages)]
+    sizes = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256)
+    model = BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, **sizes))
+    return train(model, device, {}, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
 
 
 @job("marked")

@@ -191,6 +191,17 @@ impl Untouched {
     }
 }
 
+/// What the last half of a loop's iterations take beyond those of another, each beside its like, in the median; and what all take
+/// together.
+pub fn overheads(makespans_ns: &[u64], beside_ns: &[u64]) -> (f64, f64) {
+    let over = |(&own, &other): (&u64, &u64)| own as f64 / other as f64 - 1.0;
+    let late = makespans_ns.len() / 2;
+    let mut ratios: Vec<f64> = makespans_ns[late..].iter().zip(&beside_ns[late..]).map(over).collect();
+    ratios.sort_unstable_by(f64::total_cmp);
+    let [own, other] = [makespans_ns, beside_ns].map(|makespans_ns| makespans_ns.iter().sum::<u64>());
+    (ratios[ratios.len() / 2], over((&own, &other)))
+}
+
 /// The bytes of every parameter and buffer, by name.
 pub fn bits(workload: &dyn Workload) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let copy = |tensor: tch::Tensor| -> anyhow::Result<Vec<u8>> {

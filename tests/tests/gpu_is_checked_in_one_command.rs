@@ -54,6 +54,23 @@ fn bits_are_compared_and_budgets_held_for_both_families() {
 }
 
 #[test]
+fn batches_of_any_length_keep_their_bits_within_a_budget() {
+    let bench = bench("lengths");
+    bench.succeed("gpu-check --device cpu --part lengths --minutes 10 --out out");
+    let report = bench.json("out/gpu-check.json");
+    let found = found(&report, "lengths", "gpt-tiny-lengths");
+    assert_eq!(found["untouched_loop_repeats"], true, "{found}");
+    let under_budgets = found["under_budgets"].as_array().unwrap();
+    assert_eq!(under_budgets.len(), 2);
+    for under_budget in under_budgets {
+        assert_eq!((&under_budget["identical"], &under_budget["held"]), (&true.into(), &true.into()), "{found}");
+        // All but those by which the program was found.
+        assert!(under_budget["known"].as_u64() > Some(50), "{found}");
+    }
+    assert!(under_budgets[1]["planned"].as_u64() > Some(0), "{found}");
+}
+
+#[test]
 fn policies_are_measured_beside_their_predictions() {
     let bench = bench("compare");
     bench.succeed("gpu-check --device cpu --part compare --minutes 30 --out out");

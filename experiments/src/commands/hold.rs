@@ -18,7 +18,7 @@ use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime};
 use serde::Serialize;
 
 use crate::chosen::Chosen;
-use crate::loops::{LinkFlag, LoopFlags, OpenDevice, Untouched, build};
+use crate::loops::{LinkFlag, LoopFlags, OpenDevice, Untouched, build, overheads};
 use crate::progress;
 use crate::provenance::command_line;
 use crate::results::write_json;
@@ -202,17 +202,6 @@ impl KeepAll {
         })?;
         Ok(KeepAll { untouched, peak_bytes, resident_bytes, makespans_ns })
     }
-}
-
-/// What the last half of a loop's iterations take beyond those of another, each beside its like, in the median; and what all take
-/// together.
-fn overheads(makespans_ns: &[u64], beside_ns: &[u64]) -> (f64, f64) {
-    let over = |(&own, &other): (&u64, &u64)| own as f64 / other as f64 - 1.0;
-    let late = makespans_ns.len() / 2;
-    let mut ratios: Vec<f64> = makespans_ns[late..].iter().zip(&beside_ns[late..]).map(over).collect();
-    ratios.sort_unstable_by(f64::total_cmp);
-    let [own, other] = [makespans_ns, beside_ns].map(|makespans_ns| makespans_ns.iter().sum::<u64>());
-    (ratios[ratios.len() / 2], over((&own, &other)))
 }
 
 /// A loop that ran to its end, or the least budget that is feasible as far as is known.

@@ -27,13 +27,13 @@ const UNDER_BUDGET: usize = 6;
 
 /// What a loop came to.
 #[derive(Clone, PartialEq)]
-struct Outcome {
+pub(super) struct Outcome {
     losses: Vec<u64>,
     parameters: Vec<u8>,
 }
 
 impl Outcome {
-    fn of(losses: &[f64], workload: &dyn Workload) -> anyhow::Result<Self> {
+    pub fn of(losses: &[f64], workload: &dyn Workload) -> anyhow::Result<Self> {
         let parameters = bits(workload)?.into_iter().map(|(_, bytes)| bytes).collect::<Vec<_>>().concat();
         Ok(Outcome { losses: losses.iter().map(|loss| loss.to_bits()).collect(), parameters })
     }

@@ -56,6 +56,14 @@ pub fn names(device: DeviceName) -> &'static [&'static str] {
     }
 }
 
+/// The loop whose batches are of any length.
+pub fn of_any_length(device: DeviceName) -> &'static str {
+    match device {
+        DeviceName::Cpu => "gpt-tiny-lengths",
+        DeviceName::Cuda(_) => "gpt2-small-lengths",
+    }
+}
+
 /// The smallest loop of each family, where bits are compared.
 pub fn smallest(device: DeviceName) -> [&'static str; 2] {
     match device {
@@ -71,7 +79,7 @@ mod tests {
     #[test]
     fn every_loop_of_a_check_is_there_and_runs_as_its_configuration_says() {
         for device in [DeviceName::Cpu, DeviceName::Cuda(0)] {
-            for name in names(device).iter().chain(&smallest(device)) {
+            for name in names(device).iter().chain(&smallest(device)).chain([&of_any_length(device)]) {
                 assert_eq!(member(name).unwrap().name, *name);
             }
         }

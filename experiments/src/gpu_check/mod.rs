@@ -10,6 +10,7 @@ mod compare;
 mod identity;
 mod interceptor;
 mod jobs;
+mod lengths;
 mod members;
 mod memory;
 mod overlap;
@@ -49,6 +50,8 @@ pub enum Part {
     Identity,
     /// A loop that runs out of memory finishes under a budget
     Memory,
+    /// Batches of any length within a budget: bits, peak and time, beside the loop left alone
+    Lengths,
     /// The hardware profile: the link by copy size, alone and beside compute, and the roofline
     Probe,
     /// Makespan and peak of every policy at every budget
@@ -84,6 +87,7 @@ impl Part {
         match self {
             Part::Identity => on(member.determinism, findings, &identity::run),
             Part::Memory => on(member.determinism, findings, &memory::run),
+            Part::Lengths => on(member.determinism, findings, &|bed, findings| lengths::run(bed, request, findings)),
             Part::Probe => probe::run(request, findings),
             Part::Compare => on(fast, findings, &|bed, findings| compare::run(bed, request, findings)),
             Part::Pytorch => match pytorch::run(request, member, findings)? {

@@ -3,7 +3,7 @@
 use plimsoll_env::device::DeviceName;
 
 use super::Part;
-use super::members::{names, smallest};
+use super::members::{names, of_any_length, smallest};
 
 /// One part on one loop.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +27,7 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Identity, first, 0.15),
         step(Part::Identity, second, 0.15),
         step(Part::Memory, first, 0.12),
+        step(Part::Lengths, of_any_length(device), 0.08),
         step(Part::Probe, first, 0.08),
         step(Part::Compare, members[0], 0.2),
         step(Part::Pytorch, members[0], 0.1),

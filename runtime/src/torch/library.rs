@@ -168,7 +168,9 @@ pub(super) struct Library {
     recorded: VecDeque<RecordedIteration>,
     /// Whether the last of `recorded` is the iteration before this one.
     predecessor_recorded: bool,
-    succession: Succession,
+    /// Which programs ran, and at which of their sizes.
+    programs: Succession,
+    rungs: Succession,
     /// Whether what comes next is expected to be none of the programs.
     awaits_unknown: bool,
     clock: u64,
@@ -200,7 +202,8 @@ impl Library {
             names: 0,
             recorded: VecDeque::new(),
             predecessor_recorded: false,
-            succession: Succession::default(),
+            programs: Succession::default(),
+            rungs: Succession::default(),
             awaits_unknown: false,
             clock: 0,
             calm: 0,
@@ -235,11 +238,12 @@ impl Library {
     /// The program that the next iteration is expected to be, and what is recorded of it: what followed such as came last, else
     /// the latest. Where something unknown is expected, that is recorded.
     pub(super) fn next(&mut self, driver: &mut Driver) -> (Option<usize>, Record) {
-        let next = self.succession.next();
-        let place = |serial: u64| driver.rungs().find(|(_, rung)| rung.serial == serial);
-        let known = next.flatten().and_then(place);
-        self.awaits_unknown = next.is_some() && known.is_none();
-        let leader = known.or_else(|| driver.rungs().max_by_key(|(_, rung)| rung.last_seen));
+        let next = self.programs.next();
+        let is_next =
+            |&((program, _), _): &((usize, usize), &Rung)| next == Some(Some(driver.programs[program].serial));
+        self.awaits_unknown = next.is_some() && !driver.rungs().any(|rung| is_next(&rung));
+        let rung = self.rungs.next().flatten();
+        let leader = driver.rungs().max_by_key(|at| (is_next(at), rung == Some(at.1.serial), at.1.last_seen));
         let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
         let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
             _ if self.awaits_unknown => Record::Whole,
@@ -264,7 +268,7 @@ impl Library {
         let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
         let copies = since(&self.copies, &before);
         let predecessor_recorded = std::mem::take(&mut self.predecessor_recorded);
-        let serial = match program.map(|program| (program, driver.programs[program].fit())) {
+        let found = match program.map(|program| (program, driver.programs[program].fit())) {
             Some((index, fit)) => {
                 self.calm += 1;
                 report.plan_cache_hits += 1;
@@ -282,7 +286,8 @@ impl Library {
                     Course::Planned => Served::Within(iteration.peak_bytes),
                     _ => Served::Otherwise,
                 };
-                Some(self.refine(driver, index, (recorded.as_ref(), served), budget_bytes, report))
+                let program = driver.programs[index].serial;
+                Some((program, self.refine(driver, index, (recorded.as_ref(), served), budget_bytes, report)))
             }
             None => {
                 if !self.awaits_unknown {
@@ -290,11 +295,14 @@ impl Library {
                 }
                 report.plan_cache_misses += 1;
                 let recorded = recorded.filter(|recorded| !recorded.is_empty());
-                recorded.and_then(|recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report))
+                let compare = |recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report);
+                // A program has the name of its first rung.
+                recorded.and_then(compare).map(|serial| (serial, serial))
             }
         };
-        self.succession.push(serial);
-        self.division.note(serial.is_some());
+        self.programs.push(found.map(|(program, _)| program));
+        self.rungs.push(found.map(|(_, rung)| rung));
+        self.division.note(found.is_some());
         report.add(match self.prelude.take() {
             Some(prelude) => iteration.after(prelude),
             None => iteration,
@@ -339,8 +347,8 @@ impl Library {
         program.bind(recorded.bindings());
         driver.programs.push(program);
         self.make_way(driver);
-        if same.is_none() {
-            let program = driver.programs.len() - 1;
+        let place = driver.programs.iter().position(|program| program.serial == serial);
+        if let Some(program) = place.filter(|_| same.is_none()) {
             driver.programs[program].ladder.recall(other.sizes());
             self.refine(driver, program, (Some(&other), Served::Otherwise), budget_bytes, report);
         }
