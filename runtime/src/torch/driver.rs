@@ -273,14 +273,17 @@ impl Driver {
 
     /// Goes on with the program that the iteration fits best of those that it may be, if any. `why` it is not the leader.
     fn follow_the_best(&mut self, why: String) {
+        let is_waiting = self.leader.is_some_and(|leader| self.programs[leader].is_waiting());
         let acted = self.leader.is_some_and(|leader| self.programs[leader].has_acted());
         let matching = (0..self.programs.len()).filter(|&program| self.programs[program].matches);
         self.leader = matching.min_by_key(|&program| self.programs[program].fit());
         match self.leader {
             Some(leader) => {
-                // What the other schedule has not done until here is left undone.
                 let leader = &mut self.programs[leader];
-                leader.skip_to_here();
+                if !is_waiting {
+                    // What the other schedule has not done until here is left undone.
+                    leader.skip_to_here();
+                }
                 if acted || leader.is_off_plan() {
                     self.deviates(why);
                 }

@@ -22,7 +22,7 @@ const NEAR_PEAK: f64 = 0.97;
 /// … and of what it takes, that of keeping everything: there is nothing to be gained.
 const CHEAP: f64 = 0.99;
 /// The share of an iteration for which a plan may wait until it is told which one it is.
-const WAIT: f64 = 0.02;
+const WAIT: f64 = 0.05;
 /// Plans of their own for sizes that are less than that. Sizes of several kinds, nodes and edges say, are never all near one.
 const REFINED_MAX: u32 = 24;
 /// Sizes without a plan of their own that are remembered, so that it is noticed when they come again.

@@ -27,7 +27,7 @@ use crate::timeline::Timeline;
 use crate::trace::Trace;
 
 /// Followed iterations in a row after which recording stops, until a program is not known again.
-const CALM: u32 = 4;
+const CALM: u32 = 12;
 /// Followed iterations that drift is judged by.
 const WINDOW: usize = 16;
 /// Factor by which measured makespans may drift from what they were in relation to the predicted ones.

@@ -409,8 +409,7 @@ impl Program {
     fn see(&mut self, storage: StorageId, bytes: u64) {
         let Some(before) = self.ladder.see(storage, bytes) else { return };
         self.misfit = Some(storage);
-        if self.operator <= self.ladder.begins_at() {
-            // Nothing was done so far.
+        if self.is_waiting() {
             return;
         }
         let done = &self.ladder.rungs()[before].scheduled.schedule.steps()[..self.step];
@@ -426,6 +425,11 @@ impl Program {
 
     pub(crate) fn fit(&self) -> Fit {
         self.ladder.fit()
+    }
+
+    /// Whether nothing was done so far, for it was not told what is to be done.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.operator <= self.ladder.begins_at()
     }
 
     /// The next instruction that is due before the next operator.
