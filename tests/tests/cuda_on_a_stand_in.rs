@@ -88,6 +88,17 @@ fn budgets_are_held_from_the_first_iteration_on() {
     }
 }
 
+#[test]
+fn batches_of_any_length_keep_their_bits_and_budgets() {
+    let Some(bench) = bench("lengths", 5) else { return };
+    let (config, workload) = tiny("gpt", "gpt");
+    bench.succeed(&format!("hold --device cuda {config}:{workload}-lengths --iterations 30 --json held.json"));
+    for point in bench.json("held.json")["points"].as_array().unwrap() {
+        assert!(point["held"] == true && point["losses_identical"] == true, "{point}");
+        assert!(point["known"].as_u64() > Some(20) && point["planned"].as_u64() > Some(0), "{point}");
+    }
+}
+
 /// Calls for the host to wait, in a run of so many planned iterations.
 fn waits(bench: &Bench, policy: &str, iterations: usize) -> i64 {
     let (config, workload) = tiny("gpt", "gpt");

@@ -86,6 +86,8 @@ struct Held {
     losses_identical: bool,
     variables_identical: bool,
     iterations: usize,
+    /// Iterations whose program was known.
+    known: usize,
     /// Iterations that carried a plan out.
     planned: usize,
     /// Those of them that did so to the letter.
@@ -247,6 +249,7 @@ fn hold(
         losses_identical: keep_all.untouched.has_losses(0, &losses),
         variables_identical: keep_all.untouched.has_variables_of(workload.as_ref())?,
         iterations: losses.len(),
+        known: report.latest.iter().filter(|iteration| iteration.course != Course::Reactive).count(),
         planned: report.latest.iter().filter(|iteration| iteration.course == Course::Planned).count(),
         followed: followed.len(),
         peaks_as_predicted: followed.iter().filter(as_predicted).count(),
@@ -322,6 +325,7 @@ fn print(points: &[Held]) {
         "peak",
         "held",
         "identical",
+        "known",
         "planned",
         "followed",
         "overhead",
@@ -338,6 +342,7 @@ fn print(points: &[Held]) {
             mib(point.peak_bytes),
             yes(point.held),
             yes(point.losses_identical && point.variables_identical),
+            point.known.to_string(),
             point.planned.to_string(),
             point.followed.to_string(),
             percent(point.overhead),
