@@ -158,6 +158,51 @@ fn sizes_of_several_kinds() {
     assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
 }
 
+/// Gradients of two batches add up, each of a length of its own: no plan for other pairs of them suits both, so that bytes are made
+/// room for as they run out; a pair that comes again has its plan.
+#[test]
+fn two_lengths_in_every_iteration() {
+    let _running = one_at_a_time();
+    let kind = (Kind::Float, Device::Cpu);
+    session();
+    let pairs = |iteration: i64| match iteration {
+        0..40 => [256 + iteration * 89 % 257, 256 + iteration * 53 % 257],
+        _ => [[500, 300], [300, 500]][iteration as usize % 2],
+    };
+    let iterate = |weights: &Tensor, iteration: i64| {
+        tch::manual_seed(iteration);
+        let losses = pairs(iteration).map(|length| {
+            let mut hidden = Tensor::randn([length, 128], kind);
+            for layer in 0..8 {
+                hidden = hidden.matmul(&weights.get(layer)).tanh();
+            }
+            let loss = hidden.square().mean(Kind::Float);
+            loss.backward();
+            loss.double_value(&[])
+        });
+        let none = Tensor::zeros([], kind);
+        losses[0] + losses[1] + descend(weights, &(none + weights.square().sum(Kind::Float) * 1e-4))
+    };
+    let untouched = layers(128);
+    let expected: Vec<f64> = (0..60).map(|iteration| iterate(&untouched, iteration)).collect();
+    let weights = layers(128);
+    let mut runtime = runtime(session().live_bytes() + (5 << 19));
+    let losses: Vec<f64> = (0..60)
+        .map(|iteration| {
+            let _iteration = runtime.iteration();
+            iterate(&weights, iteration)
+        })
+        .collect();
+    let report = runtime.report();
+    println!("{report}");
+    assert_eq!(losses, expected);
+    assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+    let are = |iterations: &[IterationReport], course| iterations.iter().all(|iteration| iteration.course == course);
+    assert!(are(&report.latest[10..40], Driven::Watched), "{:?}", report.latest[39]);
+    assert!(are(&report.latest[46..], Driven::Planned), "{:?}", report.latest[59]);
+    assert!(report.latest[46..].iter().all(|iteration| iteration.deviation.is_none()), "{:?}", report.latest[59]);
+}
+
 #[test]
 fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
     let _running = one_at_a_time();

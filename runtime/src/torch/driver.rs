@@ -301,6 +301,11 @@ impl Driver {
         let why = format!("{}: storage {} is of another size", program.place(), misfit.0);
         if self.is_strict {
             self.rule_out(leader, why);
+        } else if program.ladder.is_uncertain() {
+            // It is watched to its end, and nobody leads.
+            self.leader = None;
+            self.acts = false;
+            self.departs(why);
         } else if fit > Fit::Exact && self.programs.iter().any(|other| other.matches && other.fit() == Fit::Exact) {
             self.follow_the_best(why);
         } else if is_off_plan {
@@ -513,7 +518,8 @@ impl Driver {
         self.residency.tidy_up()?;
         self.residency.check();
         self.residency.forget_makers();
-        let program = self.leader.filter(|&leader| self.programs[leader].is_complete());
+        let watched = || self.programs.iter().position(|program| program.matches);
+        let program = self.leader.or_else(watched).filter(|&program| self.programs[program].is_complete());
         if !self.is_prelude {
             self.hand_over(program);
         }

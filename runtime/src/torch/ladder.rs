@@ -3,15 +3,17 @@
 //!
 //! An iteration goes by the plan for its very sizes, or by that for the least ones that are nowhere smaller: what holds a budget
 //! there holds it here. Where it is larger than any, it goes by the largest's. Sizes get a plan of their own where that one let
-//! bytes run short, where it costs time and left bytes free, and where they come again. Mimose
-//! (Liao et al., arXiv 2209.02478) has a plan for each size too; it foresees what a size takes by a regression, where here an
-//! iteration of it has told.
+//! bytes run short, where it costs time and left bytes free, and where they come again; but where sizes are told anew within an
+//! iteration, as by each of several batches whose gradients add up, no plan for others suits all, and only what comes again has one.
+//! Mimose (Liao et al., arXiv 2209.02478) has a plan for each size too; it foresees what a size takes by a regression, where here
+//! an iteration of it has told.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::program::{Known, Scheduled};
 use super::shim::RESIZED;
+use super::told::Told;
 use crate::timeline::Prediction;
 use crate::trace::{Storage, StorageId, Trace};
 
@@ -21,8 +23,6 @@ const NEAR: f64 = 0.9;
 const NEAR_PEAK: f64 = 0.97;
 /// … and of what it takes, that of keeping everything: there is nothing to be gained.
 const CHEAP: f64 = 0.99;
-/// The share of an iteration for which a plan may wait until it is told which one it is.
-const WAIT: f64 = 0.05;
 /// Plans of their own for sizes that are less than that. Sizes of several kinds, nodes and edges say, are never all near one.
 const REFINED_MAX: u32 = 24;
 /// Sizes without a plan of their own that are remembered, so that it is noticed when they come again.
@@ -97,7 +97,7 @@ impl Rung {
 }
 
 /// Whether a storage changes within an iteration: a trace has the largest that it had.
-fn varies(storage: &Storage) -> bool {
+pub(super) fn varies(storage: &Storage) -> bool {
     storage.locked.as_deref() == Some(RESIZED)
 }
 
@@ -105,8 +105,11 @@ fn varies(storage: &Storage) -> bool {
 pub(crate) struct Ladder {
     /// From the smallest on; never empty.
     rungs: Vec<Rung>,
-    /// The operator before which it is told which of them an iteration is, if that comes early.
-    told_at: Option<usize>,
+    /// Where an iteration tells which of them it is on.
+    told: Told,
+    /// Whether that was told anew where nothing was left of what had told it first: as each of the batches tells it whose gradients
+    /// add up. Then there are plans for what comes again alone, for none suits all.
+    is_told_anew: bool,
     /// The one that the iteration under way goes by.
     at: usize,
     fit: Fit,
@@ -121,7 +124,7 @@ impl Ladder {
     pub(crate) fn new(rung: Rung) -> Self {
         let rungs = vec![rung];
         let (fit, sizes, met) = (Fit::Exact, Sizes::default(), VecDeque::new());
-        Ladder { rungs, told_at: None, at: 0, fit, sizes, met, refined: 0 }
+        Ladder { rungs, told: Told::default(), is_told_anew: false, at: 0, fit, sizes, met, refined: 0 }
     }
 
     /// The rung that the iteration under way, or the last one, goes by.
@@ -143,15 +146,20 @@ impl Ladder {
 
     /// The operator that nothing is to be done before: only then is it known how much is to be done.
     pub(crate) fn begins_at(&self) -> usize {
-        self.told_at.unwrap_or_default()
+        self.told.early.unwrap_or_default()
     }
 
     /// Whether any of the plans that the iteration may go by from here on may rerun an operator.
     pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
-        if self.told_at.is_some_and(|told_at| operator >= told_at) {
+        if self.told.early.is_some_and(|told| operator >= told) {
             return self.rung().scheduled.wants_recipe(operator);
         }
         self.rungs.iter().any(|rung| rung.scheduled.wants_recipe(operator))
+    }
+
+    /// Whether what is done may suit only what came so far.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.is_told_anew && self.fit != Fit::Exact
     }
 
     pub(crate) fn fit(&self) -> Fit {
@@ -199,6 +207,8 @@ impl Ladder {
         }
         let before = self.at;
         self.settle();
+        let operators = self.sizes.peaks.len();
+        self.is_told_anew |= self.at != before && self.told.anew.is_some_and(|anew| operators >= anew);
         Some(before)
     }
 
@@ -232,6 +242,7 @@ impl Ladder {
         let is_roomy = matches!(served, Served::Within(peak_bytes) if self.rung().is_roomy_for(peak_bytes));
         let is_hull = match self.fit {
             _ if is_own => false,
+            _ if self.is_told_anew => return None,
             Fit::Beyond if is_far || ran_short => !self.rung().all(&self.sizes.storages, u64::ge),
             Fit::Within if (is_far || is_roomy) && self.rung().is_costly() && self.refined < REFINED_MAX => {
                 self.refined += 1;
@@ -274,39 +285,14 @@ impl Ladder {
         let outgrown = if is_outgrown { self.rungs.pop() } else { None };
         self.at = self.rungs.partition_point(|other| other.bytes <= rung.bytes);
         self.rungs.insert(self.at, rung);
-        self.find_teller();
+        self.told = Told::by(self.rungs.iter().map(|rung| &*rung.known.trace));
         outgrown.map(|rung| rung.serial)
-    }
-
-    /// Finds the operator that an iteration's sizes are known from: the first that uses a storage which is not of the same size on
-    /// all rungs, or the one after what makes it.
-    fn find_teller(&mut self) {
-        self.told_at = None;
-        let [first, others @ ..] = &self.rungs[..] else { return };
-        let trace = &*first.known.trace;
-        let differs = |storage: &StorageId| {
-            let own = &trace.storages[storage.index()];
-            !varies(own) && others.iter().any(|other| other.known.trace.storages[storage.index()].bytes != own.bytes)
-        };
-        let mut waited_ns = 0;
-        for (index, operator) in trace.operators.iter().enumerate() {
-            let uses = operator.accesses.iter().any(|access| differs(&access.storage));
-            waited_ns += if index == 0 { 0 } else { operator.gap_ns };
-            waited_ns += if uses { 0 } else { operator.cost_ns };
-            if waited_ns as f64 > WAIT * trace.makespan_ns as f64 {
-                return;
-            }
-            if uses || operator.creates.iter().any(differs) {
-                self.told_at = Some(index + usize::from(!uses));
-                return;
-            }
-        }
     }
 
     /// Takes a rung away: its name, and whether it was the last.
     pub(crate) fn remove(&mut self, rung: usize) -> (u64, bool) {
         let removed = self.rungs.remove(rung);
-        self.find_teller();
+        self.told = Told::by(self.rungs.iter().map(|rung| &*rung.known.trace));
         self.at = self.at.min(self.rungs.len().saturating_sub(1));
         (removed.serial, self.rungs.is_empty())
     }
@@ -370,14 +356,14 @@ fn guess_times(from: &Trace, resized: &mut Trace) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::plan::Plan;
     use crate::schedule::{Instruction, Schedule};
     use crate::trace::{Access, AccessMode, Class, Operator, Phase};
 
     /// A program that makes a storage, and another from it.
-    fn rung(serial: u64, bytes: [u64; 2]) -> Rung {
+    pub(in crate::torch) fn trace(bytes: [u64; 2]) -> Trace {
         let operator = |accesses, creates| Operator {
             name: 0,
             phase: Phase::Forward,
@@ -391,7 +377,7 @@ mod tests {
             not_replayable: None,
         };
         let read = Access { storage: StorageId(0), mode: AccessMode::Read };
-        let trace = Trace {
+        Trace {
             workload: "two".to_owned(),
             family: String::new(),
             device: "cpu".to_owned(),
@@ -405,8 +391,11 @@ mod tests {
             initial_storages: 0,
             operators: vec![operator(Vec::new(), StorageId(0)), operator(vec![read], StorageId(1))],
             carried: Vec::new(),
-        };
-        let known = Known::of(trace);
+        }
+    }
+
+    fn rung(serial: u64, bytes: [u64; 2]) -> Rung {
+        let known = Known::of(trace(bytes));
         let plan = Plan::keep_all(known.lineage.windows().len());
         let scheduled = Scheduled::new(&known, plan, Schedule::default(), None);
         Rung::new(known, scheduled, serial, 0)
@@ -485,13 +474,13 @@ mod tests {
             rung
         };
         let mut ladder = Ladder::new(begins_at_once(1, [40, 400]));
-        assert_eq!(ladder.told_at, None, "there is one plan");
+        assert_eq!(ladder.told.early, None, "there is one plan");
         ladder.insert(begins_at_once(2, [40, 500]), false);
-        assert_eq!(ladder.told_at, None, "half of the iteration is over then");
+        assert_eq!(ladder.told.early, None, "half of the iteration is over then");
         ladder.insert(begins_at_once(3, [50, 500]), false);
-        assert_eq!(ladder.told_at, Some(1), "the first operator makes what tells");
+        assert_eq!(ladder.told.early, Some(1), "the first operator makes what tells");
         assert_eq!([ladder.remove(1), ladder.remove(1)].map(|(_, is_last)| is_last), [false; 2]);
-        assert_eq!(ladder.told_at, None);
+        assert_eq!(ladder.told.early, None);
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub mod settings;
 mod shim;
 mod succession;
 mod swap;
+mod told;
 
 pub use census::{Census, Tally};
 pub use copy::{

@@ -68,7 +68,7 @@ pub enum Course {
     /// No plan was known for it that holds the budget: evictions, if any, were made when bytes ran out.
     #[default]
     Reactive,
-    /// It was left alone and compared with its trace.
+    /// It was compared with its trace, and no plan was carried out.
     Watched,
     /// A plan was carried out.
     Planned,
