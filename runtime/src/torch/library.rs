@@ -280,7 +280,9 @@ impl Library {
                 if measured.is_some() {
                     self.tiers = retimed(self.tiers, &copies);
                 }
-                self.watch(driver, index, (&iteration, ran_short), measured, budget_bytes, report);
+                // Sizes beyond those of any plan were not expected to fit.
+                let surprises = ran_short && fit < Fit::Beyond;
+                self.watch(driver, index, (&iteration, surprises), measured, budget_bytes, report);
                 let served = match iteration.course {
                     _ if ran_short => Served::RanShort,
                     Course::Planned => Served::Within(iteration.peak_bytes),
