@@ -1,5 +1,7 @@
 //! Real training loops as the commands use them: opened, recorded, compared bit for bit.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, ensure};
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
@@ -113,6 +115,15 @@ impl OpenDevice {
     /// Where copies go: the tiers that were opened for them, or else those of the device, measured now.
     pub fn tiers(&self, opened: Option<OpenTiers>) -> anyhow::Result<OpenTiers> {
         opened.map_or_else(|| Ok(OpenTiers::of_device(self.measured_link()?)), Ok)
+    }
+
+    /// What `run` comes to, and what it takes until the device has done all of it.
+    pub fn timed<R>(&self, run: impl FnOnce() -> R) -> (R, Duration) {
+        self.engines.settle();
+        let started = Instant::now();
+        let result = run();
+        self.engines.settle();
+        (result, started.elapsed())
     }
 
     /// What copies to `tiers`.

@@ -26,6 +26,12 @@ fn layers(width: i64) -> Tensor {
     (Tensor::randn([8, width, width], (Kind::Float, Device::Cpu)) * 0.1).set_requires_grad(true)
 }
 
+/// What all layers make of a batch, as a loss.
+fn loss_of(weights: &Tensor, batch: Tensor) -> Tensor {
+    let hidden = (0..8).fold(batch, |hidden, layer| hidden.matmul(&weights.get(layer)).tanh());
+    hidden.square().mean(Kind::Float)
+}
+
 /// Takes one step down a loss, and returns it.
 fn descend(weights: &Tensor, loss: &Tensor) -> f64 {
     loss.backward();
@@ -86,11 +92,8 @@ fn lengths_of_a_loop_that_lets_go_of_something_first() {
     for iteration in 0..24 {
         let _iteration = runtime.iteration();
         drop(kept.take());
-        let mut hidden = Tensor::randn([[256, 384, 512][iteration % 3], 128], kind);
-        for layer in 0..8 {
-            hidden = hidden.matmul(&weights.get(layer)).tanh();
-        }
-        descend(&weights, &hidden.square().mean(Kind::Float));
+        let batch = Tensor::randn([[256, 384, 512][iteration % 3], 128], kind);
+        descend(&weights, &loss_of(&weights, batch));
         kept = Some(Tensor::ones([512, 512], kind));
     }
     let report = runtime.report();
@@ -177,11 +180,7 @@ fn two_lengths_in_every_iteration() {
     let iterate = |weights: &Tensor, iteration: i64| {
         tch::manual_seed(iteration);
         let losses = pairs(iteration).map(|length| {
-            let mut hidden = Tensor::randn([length, 128], kind);
-            for layer in 0..8 {
-                hidden = hidden.matmul(&weights.get(layer)).tanh();
-            }
-            let loss = hidden.square().mean(Kind::Float);
+            let loss = loss_of(weights, Tensor::randn([length, 128], kind));
             loss.backward();
             loss.double_value(&[])
         });
@@ -293,13 +292,9 @@ fn batches_that_are_made_in_ways_of_their_own() {
         if iteration % 3 == 0 {
             batch = batch.flip([1]);
         }
-        let mut hidden = batch.slice(0, 0, 128, 1) * 0.5;
+        let part = batch.slice(0, 0, 128, 1) * 0.5;
         drop(batch);
-        for layer in 0..8 {
-            hidden = hidden.matmul(&weights.get(layer)).tanh();
-        }
-        let loss = hidden.square().mean(Kind::Float);
-        descend(weights, &loss)
+        descend(weights, &loss_of(weights, part))
     };
     let untouched = layers(256);
     let expected: Vec<f64> = (0..40).map(|iteration| iterate(&untouched, iteration)).collect();

@@ -50,9 +50,9 @@ impl Member for GptConfig {
             ("sequence", sequence),
             ("batch", batch),
         ])?;
-        let rule =
-            || format!("must be between 1 and `sequence`, which is {sequence}, is {}", shortest.unwrap_or(sequence));
-        require("shortest", (1..=sequence).contains(&shortest.unwrap_or(sequence)), rule())?;
+        let shortest = shortest.unwrap_or(sequence);
+        let rule = format!("must be between 1 and `sequence`, which is {sequence}, is {shortest}");
+        require("shortest", (1..=sequence).contains(&shortest), rule)?;
         let (least, most) = (Text::de_finibus().alphabet_size(), VOCABULARY_MAX);
         let rule = || format!("must be between {least} and {most}, is {}", vocabulary.unwrap_or(least));
         require("vocabulary", (least..=most).contains(&vocabulary.unwrap_or(least)), rule())?;
@@ -138,12 +138,11 @@ impl Model {
     /// Maps characters `[batch, length]` to logits `[batch, length, alphabet]`.
     fn forward(&self, characters: &Tensor) -> Result<Tensor, TchError> {
         let embedded = Tensor::f_embedding(&self.tokens, characters, -1, false, false)?;
-        let embedded = if self.lengths_differ {
-            embedded.f_add(&self.positions.f_narrow(0, 0, characters.size()[1])?)
-        } else {
-            embedded.f_add(&self.positions)
+        let positions = match self.lengths_differ {
+            true => &self.positions.f_narrow(0, 0, characters.size()[1])?,
+            false => &self.positions,
         };
-        let mut hidden = embedded?.f_dropout(self.dropout, true)?;
+        let mut hidden = embedded.f_add(positions)?.f_dropout(self.dropout, true)?;
         for block in &self.blocks {
             hidden = block.forward(&hidden)?;
         }

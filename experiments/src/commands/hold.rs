@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -194,10 +193,8 @@ impl KeepAll {
         let (mut peak_bytes, mut resident_bytes) = (0, 0);
         let untouched = Untouched::watch(config, name, &arguments.flags, arguments.iterations, |step| {
             session.reset_peak();
-            let started = Instant::now();
-            let ran = step();
-            ground.on.engines.settle();
-            makespans_ns.push(started.elapsed().as_nanos() as u64);
+            let (ran, time) = ground.on.timed(step);
+            makespans_ns.push(time.as_nanos() as u64);
             peak_bytes = peak_bytes.max(session.peak_bytes());
             resident_bytes = session.live_bytes();
             ran
@@ -283,15 +280,13 @@ fn attempt(
     let mut workload = build(config, name, on.device, arguments.flags.seed)?;
     let (mut losses, mut makespans_ns) = (Vec::with_capacity(arguments.iterations), Vec::new());
     for _ in 0..arguments.iterations {
-        let started = Instant::now();
-        let ran = {
+        let (ran, time) = on.timed(|| {
             let _iteration = runtime.try_iteration()?;
-            quietly(|| workload.iteration())
-        };
-        on.engines.settle();
-        makespans_ns.push(started.elapsed().as_nanos() as u64);
+            anyhow::Ok(quietly(|| workload.iteration()))
+        });
+        makespans_ns.push(time.as_nanos() as u64);
         let least_bytes = runtime.report().least_feasible_budget_bytes;
-        match ran {
+        match ran? {
             Ok(Ok(loss)) => losses.push(loss),
             // `tch` panics where an operator has no fallible form.
             _ if least_bytes > budget_bytes => return Ok(Attempt::Refused { least_bytes }),

@@ -21,7 +21,7 @@ mod script;
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
@@ -295,11 +295,8 @@ impl<'a> Bed<'a> {
 
     /// What an iteration comes to, and what it takes until the device has done all of it.
     fn timed<R>(&self, iteration: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<(R, Duration)> {
-        self.on.engines.settle();
-        let started = Instant::now();
-        let result = iteration()?;
-        self.on.engines.settle();
-        Ok((result, started.elapsed()))
+        let (result, time) = self.on.timed(iteration);
+        Ok((result?, time))
     }
 
     /// What keeps a loop within a budget from its first iteration on.

@@ -285,14 +285,19 @@ impl Ladder {
         let outgrown = if is_outgrown { self.rungs.pop() } else { None };
         self.at = self.rungs.partition_point(|other| other.bytes <= rung.bytes);
         self.rungs.insert(self.at, rung);
-        self.told = Told::by(self.rungs.iter().map(|rung| &*rung.known.trace));
+        self.look_who_tells();
         outgrown.map(|rung| rung.serial)
+    }
+
+    /// There are other rungs than before.
+    fn look_who_tells(&mut self) {
+        self.told = Told::by(self.rungs.iter().map(|rung| &*rung.known.trace));
     }
 
     /// Takes a rung away: its name, and whether it was the last.
     pub(crate) fn remove(&mut self, rung: usize) -> (u64, bool) {
         let removed = self.rungs.remove(rung);
-        self.told = Told::by(self.rungs.iter().map(|rung| &*rung.known.trace));
+        self.look_who_tells();
         self.at = self.at.min(self.rungs.len().saturating_sub(1));
         (removed.serial, self.rungs.is_empty())
     }

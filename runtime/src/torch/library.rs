@@ -241,9 +241,9 @@ impl Library {
         let next = self.programs.next();
         let is_next =
             |&((program, _), _): &((usize, usize), &Rung)| next == Some(Some(driver.programs[program].serial));
-        self.awaits_unknown = next.is_some() && !driver.rungs().any(|rung| is_next(&rung));
         let rung = self.rungs.next().flatten();
         let leader = driver.rungs().max_by_key(|at| (is_next(at), rung == Some(at.1.serial), at.1.last_seen));
+        self.awaits_unknown = next.is_some() && !leader.as_ref().is_some_and(is_next);
         let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
         let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
             _ if self.awaits_unknown => Record::Whole,
