@@ -152,6 +152,17 @@ def transformers_trainer(device):
 @job("detected")
 def transformers_pads(device):
     """A trainer whose batches are padded to their longest passage: of a hundred lengths, whichever that is."""
+    return pads(device, {}, passages=320)
+
+
+@job("detected")
+def transformers_pads_and_accumulates(device):
+    """The same, where gradients of four such batches add up in every step."""
+    return pads(device, dict(gradient_accumulation_steps=4), passages=1280)
+
+
+def pads(device, manner, passages):
+    """A classifier of passages of any length, which a trainer trains in that manner."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import BertConfig, BertForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerFast
@@ -159,12 +170,12 @@ def transformers_pads(device):
     words = {"[PAD]": 0}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "[PAD]")), pad_token="[PAD]")
     generator = torch.Generator().manual_seed(4)
-    lengths = torch.randint(16, 129, (320,), generator=generator).tolist()
+    lengths = torch.randint(16, 129, (passages,), generator=generator).tolist()
     passages = [torch.randint(5, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
     rows = [dict(input_ids=passage, labels=index % 2) for index, passage in enumerate(passages)]
     sizes = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256)
     model = BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, **sizes))
-    return train(model, device, {}, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
+    return train(model, device, manner, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
 
 
 @job("marked")

@@ -210,6 +210,8 @@ pub enum Mode {
     Budgeted,
     /// So, too, with batches that are of another length in most iterations.
     Resized,
+    /// So, too, in two passes, with batches of their own in each.
+    Accumulated,
 }
 
 impl Mode {
@@ -217,8 +219,20 @@ impl Mode {
     fn iterations(self) -> usize {
         match self {
             Mode::Planned | Mode::Budgeted => TOTAL,
-            Mode::Resized => 2 * TOTAL,
+            Mode::Resized | Mode::Accumulated => 2 * TOTAL,
         }
+    }
+
+    fn passes(self) -> u64 {
+        match self {
+            Mode::Planned | Mode::Budgeted | Mode::Resized => 1,
+            Mode::Accumulated => 2,
+        }
+    }
+
+    /// Whether batches are of another length in most iterations.
+    fn is_resized(self) -> bool {
+        matches!(self, Mode::Resized | Mode::Accumulated)
     }
 }
 
@@ -254,7 +268,7 @@ impl Program {
         }
         let checked = catch_unwind(AssertUnwindSafe(|| match mode {
             Mode::Planned => self.planned(&expected),
-            Mode::Budgeted | Mode::Resized => self.budgeted(&expected, mode),
+            Mode::Budgeted | Mode::Resized | Mode::Accumulated => self.budgeted(&expected, mode),
         }));
         match checked {
             Ok(Ok(verdict)) => verdict,
@@ -393,7 +407,7 @@ impl Program {
     /// Bytes with which no operator needs to be refused where everything idle can be swapped; none where iterations are
     /// not alike.
     fn enough_bytes(&self, mode: Mode) -> Result<Option<u64>, String> {
-        if mode == Mode::Resized || self.instructions.iter().any(|step| step.operation == Operation::Rarely) {
+        if mode.is_resized() || self.instructions.iter().any(|step| step.operation == Operation::Rarely) {
             return Ok(None);
         }
         let mut machine = Machine::new(self, mode);
@@ -574,22 +588,27 @@ impl<'a> Machine<'a> {
             let _ = gradient.f_detach_()?.f_zero_()?;
         }
         let on_cpu = (Kind::Float, Device::Cpu);
-        let [first, second] = self.heights();
-        let mut registers = vec![Tensor::f_randn([first, WIDTH], on_cpu)?, Tensor::f_randn([second, WIDTH], on_cpu)?];
-        for step in &self.program.instructions {
-            self.step(*step, &mut registers)?;
+        let mut registers = Vec::new();
+        for pass in 0..self.mode.passes() {
+            registers.clear();
+            for height in self.heights(pass) {
+                registers.push(Tensor::f_randn([height, WIDTH], on_cpu)?);
+            }
+            for step in &self.program.instructions {
+                self.step(*step, &mut registers)?;
+            }
         }
         self.iteration += 1;
         registers.extend(self.kept());
         Ok(registers)
     }
 
-    /// Rows of this iteration's batches: of every other program both have the same.
-    fn heights(&self) -> [i64; 2] {
-        if self.mode != Mode::Resized {
+    /// Rows of the batches of a pass of this iteration: of every other program both have the same.
+    fn heights(&self, pass: u64) -> [i64; 2] {
+        if !self.mode.is_resized() {
             return [HEIGHT; 2];
         }
-        let mut random = ChaCha8Rng::seed_from_u64(self.program.seed ^ (self.iteration as u64) << 32);
+        let mut random = ChaCha8Rng::seed_from_u64(self.program.seed ^ (self.iteration as u64) << 32 ^ pass << 48);
         let mut height = || HEIGHT / 8 * random.random_range(2..=24);
         let first = height();
         [first, if self.program.seed.is_multiple_of(2) { first } else { height() }]

@@ -1,5 +1,5 @@
-//! A slice of the fuzzer: random programs under random plans, under random budgets, and so with batches of any length, give the
-//! bits of their untouched selves.
+//! A slice of the fuzzer: random programs under random plans, under random budgets, and so with one or several batches of any
+//! length, give the bits of their untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
 use plimsoll_tests::one_at_a_time;
@@ -58,4 +58,9 @@ fn under_random_budgets() {
 #[test]
 fn with_batches_of_any_length() {
     under_budgets(Mode::Resized);
+}
+
+#[test]
+fn with_several_such_batches_in_an_iteration() {
+    under_budgets(Mode::Accumulated);
 }

@@ -1,5 +1,6 @@
 //! `plimsoll hold`.
 
+use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -36,6 +37,9 @@ pub struct Arguments {
     /// Iterations, from the first one on
     #[arg(long, value_name = "N", default_value_t = 20)]
     iterations: usize,
+    /// Batches whose gradients add up in each iteration, instead of as many as the configuration says
+    #[arg(long, value_name = "N")]
+    passes: Option<NonZeroU32>,
     /// A policy file, or the name of a baseline
     #[arg(long, value_name = "FILE|BASELINE", default_value = "dtr")]
     policy: String,
@@ -70,6 +74,8 @@ impl FromStr for LoopName {
 #[derive(Clone, Debug, Serialize)]
 struct Held {
     workload: String,
+    /// Batches whose gradients add up in each iteration.
+    passes: NonZeroU32,
     /// The budget that was asked for.
     asked_bytes: u64,
     /// The budget that was held: the least found to be feasible where less was asked for.
@@ -142,8 +148,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     arguments.json.as_deref().map_or(Ok(()), require_writable)?;
     let configs = arguments.loops.iter().map(|name| {
-        let config = FamilyConfig::load(&name.config)?;
+        let mut config = FamilyConfig::load(&name.config)?;
         config.workload(&name.workload)?;
+        config.manner.passes = arguments.passes.unwrap_or(config.manner.passes);
         anyhow::Ok((config, &name.workload))
     });
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
@@ -237,6 +244,7 @@ fn hold(
     let (overhead, overhead_in_all) = overheads(&makespans_ns, &keep_all.makespans_ns);
     Ok(Held {
         workload: name.to_owned(),
+        passes: config.manner.passes,
         asked_bytes,
         budget_bytes,
         keep_all_peak_bytes: keep_all.peak_bytes,

@@ -103,7 +103,7 @@ fn train(
     batch: i64,
     mut around: impl FnMut(&mut dyn FnMut() -> Result<f64, tch::TchError>) -> Result<f64, tch::TchError>,
 ) -> anyhow::Result<f64> {
-    let mut workload = bed.workload_of(&bed.member.config.with_batch(batch))?;
+    let mut workload = bed.workload_as(&bed.member.config.with_batch(batch), bed.member.manner)?;
     let mut last_s = f64::INFINITY;
     for _ in 0..ITERATIONS {
         last_s = bed.timed(|| Ok(around(&mut || workload.iteration())?))?.1.as_secs_f64();

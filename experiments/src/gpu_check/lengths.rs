@@ -1,21 +1,26 @@
 //! Batches of any length within a budget: bits, the budget, and time beside the loop left alone.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
+use plimsoll_env::workload::Manner;
+use plimsoll_runtime::Link;
 use plimsoll_runtime::torch::report::Course;
 use serde::Serialize;
+use tch::TchError;
 
 use super::identity::Outcome;
 use super::{Bed, Findings, Request};
 use crate::loops::overheads;
 
-/// Iterations of every run.
-const ITERATIONS: usize = 60;
+/// Batches of an iteration, whose gradients add up, and how many iterations every run has.
+const LOOPS: [(NonZeroU32, usize); 2] = [(NonZeroU32::MIN, 60), (NonZeroU32::new(4).unwrap(), 30)];
 /// Budgets, as shares of the most that the loop takes left alone.
 const SHARES: [f64; 2] = [0.8, 0.65];
 
 #[derive(Serialize)]
 struct UnderBudget {
+    passes: NonZeroU32,
     share: f64,
     budget_bytes: u64,
     peak_bytes: u64,
@@ -33,24 +38,48 @@ struct UnderBudget {
     overhead_in_all: f64,
 }
 
+/// What the loop is left alone.
+#[derive(Serialize)]
+struct LeftAlone {
+    passes: NonZeroU32,
+    repeats: bool,
+    peak_bytes: u64,
+}
+
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     let link = bed.on.measured_link()?;
+    for (passes, iterations) in LOOPS {
+        run_in(passes, iterations, bed, link, request, findings)?;
+    }
+    Ok(())
+}
+
+/// The same, of a loop of so many passes in each iteration.
+fn run_in(
+    passes: NonZeroU32,
+    iterations: usize,
+    bed: &Bed<'_>,
+    link: Link,
+    request: &Request,
+    findings: &mut Findings,
+) -> anyhow::Result<()> {
+    let manner = Manner { passes, ..bed.member.manner };
+    let train = |watcher: &mut Watcher<'_>| train(bed, manner, iterations, watcher);
     // What a device sets up when it is first used is no part of what the loop takes.
-    let first = train(bed, |iteration| iteration())?.outcome;
+    let first = train(&mut |iteration| iteration())?.outcome;
     bed.on.session.reset_peak();
-    let alone = train(bed, |iteration| iteration())?;
+    let alone = train(&mut |iteration| iteration())?;
     let keep_all_peak_bytes = bed.on.session.peak_bytes();
     let repeats = first == alone.outcome;
-    findings.set("untouched_loop_repeats", repeats)?;
-    findings.set("keep_all_peak_bytes", keep_all_peak_bytes)?;
+    findings.push("left_alone", LeftAlone { passes, repeats, peak_bytes: keep_all_peak_bytes })?;
     for share in SHARES {
         if request.deadline.is_over() {
             return findings.set("cut_short", true);
         }
         let budget_bytes = (share * keep_all_peak_bytes as f64) as u64;
         let mut runtime = bed.runtime(budget_bytes, link)?;
-        let within = train(bed, |iteration| {
+        let within = train(&mut |iteration| {
             let _iteration = runtime.iteration();
             iteration()
         })?;
@@ -58,6 +87,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
         let (overhead, overhead_in_all) = overheads(&within.makespans_ns, &alone.makespans_ns);
         let count = |is: fn(Course) -> bool| report.latest.iter().filter(|iteration| is(iteration.course)).count();
         let found = UnderBudget {
+            passes,
             share,
             budget_bytes,
             peak_bytes: report.peak_bytes,
@@ -89,13 +119,13 @@ struct Run {
     makespans_ns: Vec<u64>,
 }
 
-/// Trains a fresh loop, whose iterations are run by `watcher`.
-fn train(
-    bed: &Bed<'_>,
-    mut watcher: impl FnMut(&mut dyn FnMut() -> Result<f64, tch::TchError>) -> Result<f64, tch::TchError>,
-) -> anyhow::Result<Run> {
-    let mut workload = bed.workload()?;
-    let timed = (0..ITERATIONS).map(|_| bed.timed(|| Ok(watcher(&mut || workload.iteration())?)));
+/// What runs an iteration, and returns its loss.
+type Watcher<'a> = dyn FnMut(&mut dyn FnMut() -> Result<f64, TchError>) -> Result<f64, TchError> + 'a;
+
+/// Trains a fresh loop in that manner, whose iterations are run by `watcher`.
+fn train(bed: &Bed<'_>, manner: Manner, iterations: usize, watcher: &mut Watcher<'_>) -> anyhow::Result<Run> {
+    let mut workload = bed.workload_as(&bed.member.config, manner)?;
+    let timed = (0..iterations).map(|_| bed.timed(|| Ok(watcher(&mut || workload.iteration())?)));
     let (losses, times): (Vec<f64>, Vec<Duration>) = timed.collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();
     let outcome = Outcome::of(&losses, workload.as_ref())?;
     Ok(Run { outcome, makespans_ns: times.iter().map(|time| time.as_nanos() as u64).collect() })

@@ -27,7 +27,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
 use plimsoll_env::device::{DeviceName, cuda_devices};
 use plimsoll_env::recording::record;
-use plimsoll_env::workload::{Workload, WorkloadConfig};
+use plimsoll_env::workload::{Manner, Workload, WorkloadConfig};
 use plimsoll_runtime::torch::settings::Determinism;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{Link, Trace};
@@ -277,14 +277,14 @@ impl<'a> Bed<'a> {
 
     /// A fresh loop: always the same one.
     fn workload(&self) -> anyhow::Result<Box<dyn Workload>> {
-        self.workload_of(&self.member.config)
+        self.workload_as(&self.member.config, self.member.manner)
     }
 
-    /// The same with that configuration.
-    fn workload_of(&self, config: &WorkloadConfig) -> anyhow::Result<Box<dyn Workload>> {
-        let Member { name, manner, .. } = self.member;
+    /// The same with that configuration, in that manner.
+    fn workload_as(&self, config: &WorkloadConfig, manner: Manner) -> anyhow::Result<Box<dyn Workload>> {
+        let name = &self.member.name;
         // tch's layers panic where the device has no room for their parameters.
-        let built = std::panic::catch_unwind(|| config.build_as(name, self.on.device, SEED, *manner));
+        let built = std::panic::catch_unwind(|| config.build_as(name, self.on.device, SEED, manner));
         built.map_err(|_| anyhow!("{name}: its parameters could not be made"))?.with_context(|| name.to_string())
     }
 

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
-use super::prelude::divide;
+use super::parts::{Parts, divide};
 use super::program::put;
-use super::runtime::{Keeper, Next, lock};
+use super::runtime::{Keeper, lock};
 use super::session::{Observer, Relay, SessionError, operator_name};
 use super::shim::{self, Entry, RawOperator};
 use crate::period::{PeriodDetector, Step};
@@ -25,10 +25,7 @@ pub(super) struct Detector {
 #[derive(Default)]
 struct Stream {
     period: PeriodDetector,
-    /// Whether what runs comes before the part of its iteration that programs are told by.
-    is_prelude: bool,
-    /// What autograd had recorded of the loop's thread when its last operator began.
-    recorded: u64,
+    parts: Parts,
     /// By entry: how many backward passes had begun when its storage was made. Zero for what was there before.
     made_in: Vec<u32>,
     /// … and when a forward pass read it last.
@@ -39,10 +36,8 @@ impl Stream {
     /// What the operator is to the period.
     fn step(&mut self, operator: &RawOperator) -> Step {
         let phase = shim::phase();
-        // A backward pass may have a thread of its own.
-        let recorded = phase != Phase::Backward
-            && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded
-            && !(self.period.is_updated() && operator_name(operator.name) == CAST);
+        let recorded =
+            self.parts.is_recorded(phase) && !(self.period.is_updated() && operator_name(operator.name) == CAST);
         let passes = self.period.backward_passes();
         let in_table = |table: &[u32], entry: Entry| table.get(entry.index()).copied().unwrap_or_default();
         let made_in = |entry| in_table(&self.made_in, entry);
@@ -65,6 +60,7 @@ impl Stream {
     }
 
     fn made(&mut self, operator: &RawOperator) {
+        self.parts.ran(operator);
         for created in operator.created() {
             put(&mut self.made_in, created.entry.index(), self.period.backward_passes());
         }
@@ -92,17 +88,17 @@ impl Detector {
     fn turn(&self) -> Result<(), SessionError> {
         self.end()?;
         shim::find_dead();
-        let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
-        lock(&self.stream).is_prelude = wanted.is_prelude;
-        self.shared.begin(leader, wanted, line_bytes)
+        let next = lock(&self.keeper).next(&mut self.shared.lock());
+        lock(&self.stream).parts.begin(&next);
+        self.shared.begin(next.leader, next.wanted, next.line_bytes)
     }
 
-    /// Whether an iteration begins with the operator, and whether what comes after a prelude does.
-    fn begins(&self, operator: &RawOperator) -> (bool, bool) {
+    /// What the operator is, and whether an iteration begins with it.
+    fn look_at(&self, operator: &RawOperator) -> (Step, bool) {
         let mut stream = lock(&self.stream);
         let step = stream.step(operator);
         // What is divided from an iteration is what comes before it: all since the last update.
-        let early = stream.period.is_updated() && lock(&self.keeper).divides();
+        let early = stream.period.is_updated() && lock(&self.keeper).cuts().after_prelude;
         let begins =
             stream.period.push(step, early, shim::live_bytes(), || self.shared.lock().residency.bytes_if_resident());
         // Between iterations everything is resident: where that exceeds the budget is none.
@@ -110,12 +106,12 @@ impl Detector {
         if begins.is_some() && !fits {
             stream.period.reject();
         }
-        (fits, step.recorded)
+        (step, fits)
     }
 
-    /// Whether a prelude was under way, which ends now.
-    fn ends_prelude(&self) -> bool {
-        std::mem::take(&mut lock(&self.stream).is_prelude)
+    /// Whether a part of an iteration ends before the operator.
+    fn ends_part(&self, operator: &RawOperator, step: Step) -> bool {
+        lock(&self.stream).parts.end_before(operator, step.phase, step.recorded)
     }
 }
 
@@ -125,12 +121,14 @@ impl Relay for Detector {
     }
 
     fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
-        let (begins, recorded) = self.begins(operator);
+        let (step, begins) = self.look_at(operator);
         if begins {
             self.turn()?;
         }
-        if recorded && self.ends_prelude() {
-            divide(&self.shared, &self.keeper)?;
+        if self.ends_part(operator, step)
+            && let Some(next) = divide(&self.shared, &self.keeper)?
+        {
+            lock(&self.stream).parts.begin(&next);
         }
         Ok(())
     }

@@ -66,6 +66,8 @@ pub(crate) struct Ended {
     pub(crate) program: Option<usize>,
     /// Whether bytes ran out when everything so far had gone as planned.
     pub(crate) ran_short: bool,
+    /// Whether it was only what comes before the part that programs are told by.
+    pub(crate) was_prelude: bool,
 }
 
 /// How an iteration goes otherwise than was expected.
@@ -559,7 +561,7 @@ impl Driver {
         let on_device_ns = on_device.as_ref().map(|on_device| on_device.makespan_ns);
         let recorded = recorded.map(|recording| recording.end(left, peak_bytes, on_device));
         self.leader = None;
-        Ok(Ended { report, recorded, on_device_ns, program, ran_short })
+        Ok(Ended { report, recorded, on_device_ns, program, ran_short, was_prelude: self.is_prelude })
     }
 
     /// Programs take down what they call the storages that the iteration left, which was `program`.
@@ -602,6 +604,12 @@ impl Driver {
             self.legacies.forget(self.programs.swap_remove(program).serial);
         }
         Some(left)
+    }
+
+    /// Lets go of every program.
+    pub(crate) fn forget_programs(&mut self) {
+        self.programs.clear();
+        self.legacies = Legacies::default();
     }
 
     /// Device bytes when the first operator arrived.

@@ -4,7 +4,7 @@
 //! An iteration goes by the plan for its very sizes, or by that for the least ones that are nowhere smaller: what holds a budget
 //! there holds it here. Where it is larger than any, it goes by the largest's. Sizes get a plan of their own where that one let
 //! bytes run short, where it costs time and left bytes free, and where they come again; but where sizes are told anew within an
-//! iteration, as by each of several batches whose gradients add up, no plan for others suits all, and only what comes again has one.
+//! iteration that cannot be divided there, no plan for others suits all, and only what comes again has one.
 //! Mimose (Liao et al., arXiv 2209.02478) has a plan for each size too; it foresees what a size takes by a regression, where here
 //! an iteration of it has told.
 
@@ -160,6 +160,11 @@ impl Ladder {
     /// Whether what is done may suit only what came so far.
     pub(crate) fn is_uncertain(&self) -> bool {
         self.is_told_anew && self.fit != Fit::Exact
+    }
+
+    /// Whether an iteration told its sizes anew.
+    pub(crate) fn is_told_anew(&self) -> bool {
+        self.is_told_anew
     }
 
     pub(crate) fn fit(&self) -> Fit {

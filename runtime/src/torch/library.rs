@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Record};
 use super::ladder::{Fit, Proposal, Rung, Served};
-use super::prelude::Division;
+use super::parts::{Cuts, Division};
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
@@ -133,8 +133,9 @@ impl Measured {
 /// What is remembered of a program beside its trace and schedule.
 #[derive(Default)]
 struct Shelf {
-    /// Measured ÷ predicted makespan of the latest planned iterations.
+    /// Measured ÷ predicted makespan of the latest planned iterations, all of which came `after` the same other.
     ratios: VecDeque<f64>,
+    after: Option<u64>,
     /// What that was when the plan was new.
     reference: Option<f64>,
     /// What its operators take.
@@ -152,6 +153,19 @@ struct Shelf {
     margin_bytes: u64,
     /// Whether they cannot leave more.
     is_tight: bool,
+}
+
+/// A part of an iteration, or several.
+struct Part {
+    report: IterationReport,
+    is_known: bool,
+}
+
+impl Part {
+    /// The same, with those that came before.
+    fn after(self, before: Part) -> Part {
+        Part { report: self.report.after(before.report), is_known: before.is_known && self.is_known }
+    }
 }
 
 /// The plan cache.
@@ -176,12 +190,14 @@ pub(super) struct Library {
     clock: u64,
     calm: u32,
     makespan_ns: u64,
+    /// Whether the device works through operators later, so that the host takes as long for an iteration as that for the one before.
+    runs_behind: bool,
     /// What copies took until the last iteration ended.
     copies: Vec<TierCopies>,
     least_feasible_bytes: Option<u64>,
     division: Division,
-    /// What the prelude of the iteration under way did.
-    prelude: Option<IterationReport>,
+    /// The parts of the iteration under way that have ended.
+    before: Option<Part>,
 }
 
 impl Library {
@@ -191,6 +207,7 @@ impl Library {
         actions: ActionSet,
         planner: Planner,
         plans_max: usize,
+        runs_behind: bool,
     ) -> Self {
         Library {
             decider,
@@ -208,21 +225,22 @@ impl Library {
             clock: 0,
             calm: 0,
             makespan_ns: 0,
+            runs_behind,
             copies: Vec::new(),
             least_feasible_bytes: None,
             division: Division::default(),
-            prelude: None,
+            before: None,
         }
     }
 
-    /// Whether an iteration's prelude is no part of the programs.
-    pub(super) fn divides(&self) -> bool {
-        self.division.is_on
+    /// An iteration begins. The last one may not have come to its end.
+    pub(super) fn begin(&mut self) {
+        self.before = None;
     }
 
-    /// A prelude was this, and its iteration goes on.
-    pub(super) fn precede(&mut self, prelude: IterationReport) {
-        self.prelude = Some(prelude);
+    /// Where iterations are divided.
+    pub(super) fn cuts(&self) -> Cuts {
+        self.division.cuts()
     }
 
     /// The makespan of the last iteration.
@@ -260,10 +278,35 @@ impl Library {
         (leader.map(|(program, _)| program), record)
     }
 
-    /// Learns from an iteration.
+    /// Learns from an iteration, or its last part.
     pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
+        let Part { report: iteration, is_known } = match self.before.take() {
+            Some(before) => self.learn_one(driver, ended, budget_bytes, report).after(before),
+            None => self.learn_program(driver, ended, budget_bytes, report),
+        };
+        report.add(iteration, is_known);
+    }
+
+    /// Learns from a part of an iteration that goes on.
+    pub(super) fn learn_part(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
+        let part = self.learn_one(driver, ended, budget_bytes, report);
+        self.before = Some(match self.before.take() {
+            Some(before) => part.after(before),
+            None => part,
+        });
+    }
+
+    /// One of several parts; nothing is expected of a prelude.
+    fn learn_one(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) -> Part {
+        match ended.was_prelude {
+            true => Part { report: ended.report.of_prelude(), is_known: true },
+            false => self.learn_program(driver, ended, budget_bytes, report),
+        }
+    }
+
+    fn learn_program(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) -> Part {
         self.clock += 1;
-        let Ended { report: iteration, recorded, on_device_ns, program, ran_short } = ended;
+        let Ended { report: iteration, recorded, on_device_ns, program, ran_short, .. } = ended;
         self.makespan_ns = iteration.makespan_ns;
         let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
         let copies = since(&self.copies, &before);
@@ -271,7 +314,6 @@ impl Library {
         let found = match program.map(|program| (program, driver.programs[program].fit())) {
             Some((index, fit)) => {
                 self.calm += 1;
-                report.plan_cache_hits += 1;
                 let rung = driver.programs[index].ladder.rung_mut();
                 rung.last_seen = self.clock;
                 let mut recorded = recorded;
@@ -295,7 +337,6 @@ impl Library {
                 if !self.awaits_unknown {
                     self.calm = 0;
                 }
-                report.plan_cache_misses += 1;
                 let recorded = recorded.filter(|recorded| !recorded.is_empty());
                 let compare = |recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report);
                 // A program has the name of its first rung.
@@ -305,10 +346,37 @@ impl Library {
         self.programs.push(found.map(|(program, _)| program));
         self.rungs.push(found.map(|(_, rung)| rung));
         self.division.note(found.is_some());
-        report.add(match self.prelude.take() {
-            Some(prelude) => iteration.after(prelude),
-            None => iteration,
-        });
+        self.keep_missed(driver, budget_bytes, report);
+        let tells_anew = program.is_some_and(|program| driver.programs[program].ladder.is_told_anew());
+        if tells_anew && self.division.divide_passes() {
+            self.forget_programs(driver);
+        }
+        Part { report: iteration, is_known: found.is_some() }
+    }
+
+    /// What a program was expected to leave unused, and is not the same any more, is not evicted by its plans from now on.
+    fn keep_missed(&mut self, driver: &mut Driver, budget_bytes: u64, report: &mut Report) {
+        for program in &mut driver.programs {
+            let missed = program.take_missed();
+            for rung in program.ladder.rungs_mut().iter_mut().filter(|_| !missed.is_empty()) {
+                let known = rung.known.without_evicting(|storage| missed.contains(&storage));
+                let before = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
+                let mut shelf = self.take_shelf(rung);
+                rung.scheduled = self.plan(&known, Some(&before), budget_bytes, &mut shelf, report);
+                rung.known = known;
+                self.shelves.insert(rung.serial, shelf);
+            }
+        }
+    }
+
+    /// Iterations are divided otherwise: what they were will not come again.
+    fn forget_programs(&mut self, driver: &mut Driver) {
+        driver.forget_programs();
+        self.shelves.clear();
+        self.recorded.clear();
+        self.predecessor_recorded = false;
+        (self.programs, self.rungs) = Default::default();
+        self.calm = 0;
     }
 
     /// Compares an iteration that was not known with those recorded before. Returns the program that it makes with one
@@ -338,7 +406,8 @@ impl Library {
         if !(predecessor_recorded && alike == self.recorded.len() - 1) {
             recorded.forget_predecessor();
         }
-        let other = self.recorded.remove(alike).expect("found above");
+        let mut other = self.recorded.remove(alike).expect("found above");
+        recorded.share_unused(&mut other);
         let both = [&other, &recorded];
         let of_one_size = if same.is_some() { &both[..] } else { &both[1..] };
         let trace = trace_of_alike(of_one_size, &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
@@ -533,7 +602,8 @@ impl Library {
         } else if iteration.followed {
             shelf.pressed = 0;
             if let Some(predicted) = iteration.predicted {
-                shelf.note(iteration.makespan_ns as f64 / predicted.makespan_ns.max(1) as f64);
+                let before = if self.runs_behind { self.rungs.last() } else { None };
+                shelf.note(iteration.makespan_ns as f64 / predicted.makespan_ns.max(1) as f64, before);
             }
         }
         self.shelves.insert(rung.serial, shelf);
@@ -634,9 +704,13 @@ impl Shelf {
 
     /// Notes one more ratio of measured to predicted makespan. Drift is a change of their median over a window from what
     /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift. While times are
-    /// wanted anyway none is looked for.
-    fn note(&mut self, ratio: f64) {
-        if !matches!(self.times, Times::Known) {
+    /// wanted anyway none is looked for. Nor is it in iterations that come after others than the first of the window did: those that
+    /// come `after` the same are disturbed alike.
+    fn note(&mut self, ratio: f64, after: Option<u64>) {
+        if self.ratios.is_empty() {
+            self.after = after;
+        }
+        if !matches!(self.times, Times::Known) || after != self.after {
             return;
         }
         if self.ratios.len() == WINDOW {
@@ -663,9 +737,9 @@ mod tests {
     #[test]
     fn a_steady_error_of_prediction_is_no_drift_and_a_change_is() {
         let mut shelf = Shelf::default();
-        (0..100).for_each(|_| shelf.note(1.6));
+        (0..100).for_each(|_| shelf.note(1.6, None));
         assert!(matches!(shelf.times, Times::Known));
-        (0..WINDOW).for_each(|_| shelf.note(2.5));
+        (0..WINDOW).for_each(|_| shelf.note(2.5, None));
         assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
     }
 
@@ -715,12 +789,12 @@ mod tests {
     #[test]
     fn while_times_are_wanted_no_drift_is_looked_for() {
         let mut shelf = Shelf::default();
-        (0..WINDOW).for_each(|_| shelf.note(1.0));
-        (0..WINDOW).for_each(|_| shelf.note(2.0));
+        (0..WINDOW).for_each(|_| shelf.note(1.0, None));
+        (0..WINDOW).for_each(|_| shelf.note(2.0, None));
         assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
         shelf.learn((true, Fit::Exact), &mut None, None);
         shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), None);
-        shelf.note(2.0);
+        shelf.note(2.0, None);
         assert!(matches!(shelf.times, Times::Marked(Reason::Drifted, _)));
     }
 
@@ -734,9 +808,9 @@ mod tests {
     #[test]
     fn one_slow_iteration_is_no_drift() {
         let mut shelf = Shelf::default();
-        (0..WINDOW).for_each(|_| shelf.note(1.0));
-        shelf.note(50.0);
-        (0..WINDOW).for_each(|_| shelf.note(1.1));
+        (0..WINDOW).for_each(|_| shelf.note(1.0, None));
+        shelf.note(50.0, None);
+        (0..WINDOW).for_each(|_| shelf.note(1.1, None));
         assert!(matches!(shelf.times, Times::Known));
     }
 }

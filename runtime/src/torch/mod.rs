@@ -12,7 +12,7 @@ mod events;
 pub mod executor;
 mod ladder;
 mod library;
-mod prelude;
+mod parts;
 mod program;
 mod reactive;
 mod recompute;

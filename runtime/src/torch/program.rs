@@ -24,6 +24,15 @@ impl Known {
     pub(crate) fn of(trace: Trace) -> Self {
         Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) }
     }
+
+    /// The same, where these storages stay where they are.
+    pub(crate) fn without_evicting(&self, is_kept: impl Fn(StorageId) -> bool) -> Self {
+        let mut trace = Trace::clone(&self.trace);
+        for (_, storage) in (0..).map(StorageId).zip(&mut trace.storages).filter(|(id, _)| is_kept(*id)) {
+            storage.locked = Some("not the same in every iteration".to_owned());
+        }
+        Known::of(trace)
+    }
 }
 
 /// What to do while the program runs.
@@ -130,6 +139,10 @@ pub(crate) struct Program {
     /// Per storage: whether what made it may run again, so that bytes filled in past the dispatcher would be lost.
     may_be_rebuilt: Vec<bool>,
     standing: Standing,
+    /// Per storage: whether it is there all the time and never used.
+    is_unused: Vec<bool>,
+    /// Those of these that the loop has let go of, or used after all.
+    missed: Vec<StorageId>,
     /// Storages that a plan may evict, and of which only an operator of this iteration told which they are.
     pub(crate) found: Vec<(StorageId, Entry)>,
     /// Those of which it was told before the first one.
@@ -157,8 +170,16 @@ impl Program {
         for operator in known.trace.operators.iter().filter(|operator| operator.not_replayable.is_none()) {
             operator.creates.iter().for_each(|storage| may_be_rebuilt[storage.index()] = true);
         }
+        let mut is_unused = vec![false; storages];
+        is_unused[..known.trace.initial_storages as usize].fill(true);
+        for operator in &known.trace.operators {
+            let touched = operator.accesses.iter().map(|access| access.storage).chain(operator.frees.iter().copied());
+            touched.for_each(|storage| is_unused[storage.index()] = false);
+        }
         Program {
             may_be_rebuilt,
+            is_unused,
+            missed: Vec::new(),
             serial: rung.serial,
             ladder: Ladder::new(rung),
             names: Vec::new(),
@@ -223,6 +244,22 @@ impl Program {
         }
     }
 
+    /// What it was expected to leave unused and is not the same any more, and all else of these sizes, which may be the next: of several
+    /// batches that are there all the time, say.
+    pub(crate) fn take_missed(&mut self) -> Vec<StorageId> {
+        let missed = std::mem::take(&mut self.missed);
+        if missed.is_empty() {
+            return missed;
+        }
+        let storages = &self.trace().storages;
+        let bytes = |storage: StorageId| storages[storage.index()].bytes;
+        let alike = |storage: &StorageId| missed.iter().any(|&missed| bytes(missed) == bytes(*storage));
+        let unused = (0..).map(StorageId).take(storages.len()).filter(|storage| self.is_unused[storage.index()]);
+        let missed: Vec<StorageId> = unused.filter(alike).collect();
+        missed.iter().for_each(|storage| self.is_unused[storage.index()] = false);
+        missed
+    }
+
     /// What it calls every storage of the trace that is there.
     pub(crate) fn entries(&self) -> &[Option<Entry>] {
         &self.standing.entry
@@ -253,6 +290,7 @@ impl Program {
 
     /// The program has let go of a storage.
     pub(crate) fn freed(&mut self, entry: Entry) {
+        self.missed.extend(self.standing.storage(entry).filter(|storage| self.is_unused[storage.index()]));
         self.standing.remove(entry);
     }
 
@@ -300,7 +338,7 @@ impl Program {
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
         let initial = self.initial();
-        let Program { ladder, names: looked_up, standing, found: found_out, told, step, .. } = self;
+        let Program { ladder, names: looked_up, standing, is_unused, missed, found: found_out, told, step, .. } = self;
         let Rung { known, scheduled, .. } = ladder.rung();
         let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
@@ -344,8 +382,14 @@ impl Program {
                         found_out.push((storage, found.entry));
                     }
                 }
-                // Another one every time, a row of a data set say, may have been taken for the one before.
-                _ if is_untouched(storage) && other.is_none_or(is_untouched) => standing.correct(found.entry, storage),
+                // Another one every time, a row of a data set say, may have been taken for the one before. What was not used so far
+                // may be away; it comes back.
+                _ if is_untouched(storage)
+                    && other.is_none_or(|other| is_unused[other.index()] || is_untouched(other)) =>
+                {
+                    missed.extend(other.filter(|other| is_unused[other.index()]));
+                    standing.correct(found.entry, storage);
+                }
                 _ => {
                     self.is_misled = told.contains(&storage) || other.is_some_and(|other| told.contains(&other));
                     return at(format!("another storage stands for storage {}", storage.0));

@@ -10,7 +10,7 @@ use super::ladder::Sizes;
 use super::recorder::RecordError;
 use super::session::operator_name;
 use super::shim::{self, DeviceTimes, Entry, OnDevice, RESIZED, RawOperator};
-use crate::lineage::Lineage;
+use crate::lineage::{EVICTION_FLOOR_BYTES, Lineage};
 use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
 
 /// A storage as one iteration sees it: by order of appearance.
@@ -79,6 +79,8 @@ pub(crate) struct RecordedIteration {
     measured: Vec<Measured>,
     initial: Vec<RawStorage>,
     created: Vec<RawStorage>,
+    /// What was there before it and still is, and was not used.
+    unused: HashMap<Entry, RawStorage>,
     /// The step that made each created storage.
     made_by: Vec<usize>,
     /// The first step that autograd recorded, or had recorded something before.
@@ -172,10 +174,10 @@ impl Recording {
                 Some(&local) => local,
                 None => {
                     let mut storage = RawStorage { bytes: access.bytes, locked: access.locked() };
-                    let known = match self.before.get(&access.entry) {
+                    let known = match self.before.remove(&access.entry) {
                         Some((known, seen)) => {
                             storage.locked = storage.locked.or(seen.locked_for_good());
-                            *known
+                            known
                         }
                         None => {
                             storage.locked = storage.locked.or(Some(MADE_ANEW));
@@ -238,6 +240,7 @@ impl Recording {
     /// when they return.
     pub(crate) fn end(self, ended: Instant, peak_bytes: u64, on_device: Option<OnDevice>) -> RecordedIteration {
         let mut iteration = self.now;
+        iteration.unused = self.before.into_iter().map(|(entry, (_, storage))| (entry, storage)).collect();
         iteration.is_timed = true;
         iteration.peak_bytes = peak_bytes;
         iteration.makespan_ns = (ended - self.started).as_nanos() as u64;
@@ -308,6 +311,20 @@ impl RecordedIteration {
             self.known_as.insert(index, known);
         }
         Local::Initial(index)
+    }
+
+    /// Takes what neither this iteration nor another that is alike has used for initial storages of both, where they may be evicted.
+    pub(crate) fn share_unused(&mut self, other: &mut RecordedIteration) {
+        let is_evictable = |storage: &RawStorage| storage.locked.is_none() && storage.bytes >= EVICTION_FLOOR_BYTES;
+        let mut shared: Vec<(Entry, RawStorage)> = self.unused.drain().collect();
+        shared.retain(|(entry, storage)| is_evictable(storage) && other.unused.get(entry) == Some(storage));
+        shared.sort_unstable_by_key(|&(entry, _)| entry);
+        for (entry, storage) in shared {
+            for iteration in [&mut *self, other] {
+                let local = iteration.add_initial(storage.clone(), None);
+                iteration.local.insert(entry, local);
+            }
+        }
     }
 
     /// What the next iteration finds.

@@ -39,30 +39,39 @@ pub struct IterationReport {
 }
 
 impl IterationReport {
-    /// The same, its prelude included.
-    pub(crate) fn after(self, prelude: IterationReport) -> IterationReport {
+    /// That of a prelude, of which nothing is expected.
+    pub(crate) fn of_prelude(self) -> IterationReport {
+        let predicted = Some(Predicted { makespan_ns: self.makespan_ns, peak_bytes: self.peak_bytes });
+        IterationReport { course: Course::Declined, followed: true, deviation: None, predicted, ..self }
+    }
+
+    /// The same, with the part of the iteration that came before.
+    pub(crate) fn after(self, before: IterationReport) -> IterationReport {
+        let predicted = before.predicted.zip(self.predicted).map(|(before, after)| Predicted {
+            makespan_ns: before.makespan_ns + after.makespan_ns,
+            peak_bytes: before.peak_bytes.max(after.peak_bytes),
+        });
         IterationReport {
-            makespan_ns: prelude.makespan_ns + self.makespan_ns,
-            peak_bytes: prelude.peak_bytes.max(self.peak_bytes),
-            predicted: self.predicted.map(|predicted| Predicted {
-                makespan_ns: prelude.makespan_ns + predicted.makespan_ns,
-                peak_bytes: prelude.peak_bytes.max(predicted.peak_bytes),
-            }),
-            stall_ns: prelude.stall_ns + self.stall_ns,
-            rerun_ns: prelude.rerun_ns + self.rerun_ns,
-            reruns: prelude.reruns + self.reruns,
-            offloaded_bytes: prelude.offloaded_bytes + self.offloaded_bytes,
-            prefetched_bytes: prelude.prefetched_bytes + self.prefetched_bytes,
-            reactive_evictions: prelude.reactive_evictions + self.reactive_evictions,
-            over_budget_bytes: prelude.over_budget_bytes.max(self.over_budget_bytes),
-            failed_copies: prelude.failed_copies + self.failed_copies,
-            ..self
+            makespan_ns: before.makespan_ns + self.makespan_ns,
+            peak_bytes: before.peak_bytes.max(self.peak_bytes),
+            course: before.course.min(self.course),
+            followed: before.followed && self.followed,
+            deviation: before.deviation.or(self.deviation),
+            predicted,
+            stall_ns: before.stall_ns + self.stall_ns,
+            rerun_ns: before.rerun_ns + self.rerun_ns,
+            reruns: before.reruns + self.reruns,
+            offloaded_bytes: before.offloaded_bytes + self.offloaded_bytes,
+            prefetched_bytes: before.prefetched_bytes + self.prefetched_bytes,
+            reactive_evictions: before.reactive_evictions + self.reactive_evictions,
+            over_budget_bytes: before.over_budget_bytes.max(self.over_budget_bytes),
+            failed_copies: before.failed_copies + self.failed_copies,
         }
     }
 }
 
-/// What drove an iteration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// What drove an iteration. Of one in parts it is the first of these that drove any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Course {
     /// No plan was known for it that holds the budget: evictions, if any, were made when bytes ran out.
@@ -136,8 +145,9 @@ impl Report {
     /// Iterations of which the reports are kept one by one.
     pub const HISTORY: usize = 1024;
 
-    pub(crate) fn add(&mut self, iteration: IterationReport) {
+    pub(crate) fn add(&mut self, iteration: IterationReport, is_known: bool) {
         self.iterations += 1;
+        *if is_known { &mut self.plan_cache_hits } else { &mut self.plan_cache_misses } += 1;
         self.peak_bytes = self.peak_bytes.max(iteration.peak_bytes);
         self.over_budget_bytes = self.over_budget_bytes.max(iteration.over_budget_bytes);
         self.makespan_ns += iteration.makespan_ns;

@@ -31,7 +31,7 @@ use super::copy::{CopyEngine, HostEngine};
 use super::detector::Detector;
 use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
 use super::library::{Decider, Library};
-use super::prelude::Divider;
+use super::parts::{Cuts, Divider};
 use super::reactive::Reactive;
 use super::report::Report;
 use super::residency::Residency;
@@ -196,7 +196,14 @@ impl Builder {
             shared: Arc::new(Shared::new(driver)),
             keeper: Arc::new(Mutex::new(Keeper {
                 budget,
-                library: Library::new(decider, tiers, self.actions, self.planner, self.plans_max),
+                library: Library::new(
+                    decider,
+                    tiers,
+                    self.actions,
+                    self.planner,
+                    self.plans_max,
+                    !session.times_in_passing(),
+                ),
                 report: Report::default(),
             })),
         })
@@ -226,26 +233,29 @@ fn resident_within(budget_bytes: u64) -> u64 {
     }
 }
 
-/// What the next iteration is to be.
+/// What the next iteration, or part of one, is to be.
 pub(super) struct Next {
     pub(super) leader: Option<usize>,
     pub(super) wanted: Wanted,
     pub(super) line_bytes: u64,
+    /// Where it is divided.
+    pub(super) cuts: Cuts,
 }
 
 impl Keeper {
-    /// Prepares the next iteration, or its prelude.
+    /// Prepares the next iteration, or its first part.
     pub(super) fn next(&mut self, driver: &mut Driver) -> Next {
+        self.library.begin();
         self.prepare(driver, true)
     }
 
-    /// Whether an iteration's prelude is no part of the programs.
-    pub(super) fn divides(&self) -> bool {
-        self.library.divides()
+    /// Where iterations are divided.
+    pub(super) fn cuts(&self) -> Cuts {
+        self.library.cuts()
     }
 
-    /// Prepares what comes next, an iteration that `starts` or the rest of one.
-    fn prepare(&mut self, driver: &mut Driver, starts: bool) -> Next {
+    /// Prepares what comes next, which may have a prelude or not.
+    fn prepare(&mut self, driver: &mut Driver, may_have_prelude: bool) -> Next {
         let budget_bytes = self.budget.0;
         let resident_bytes = resident_within(budget_bytes);
         let over = resident_bytes > budget_bytes;
@@ -259,18 +269,20 @@ impl Keeper {
             self.report.least_feasible_budget_bytes = self.report.least_feasible_budget_bytes.max(resident_bytes);
         }
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
-        let is_prelude = starts && self.divides();
+        let cuts = self.cuts();
+        let is_prelude = may_have_prelude && cuts.after_prelude;
         let (leader, record) = if is_prelude { (None, Record::Nothing) } else { self.library.next(driver) };
         let wanted = Wanted { act: true, strictly: false, record, is_prelude };
         // Where every operator is refused, nothing is to be evicted.
-        Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes } }
+        Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes }, cuts }
     }
 
-    /// A prelude has ended: prepares the rest of the iteration.
-    pub(super) fn after_prelude(&mut self, driver: &mut Driver, ended: Ended) -> Next {
+    /// A part of an iteration has ended: learns from it, and prepares the next.
+    pub(super) fn after_part(&mut self, driver: &mut Driver, ended: Ended) -> Next {
         driver.refusal = None;
-        self.library.precede(ended.report);
-        self.prepare(driver, false)
+        let was_prelude = ended.was_prelude;
+        self.library.learn_part(driver, ended, self.budget.0, &mut self.report);
+        self.prepare(driver, !was_prelude)
     }
 
     /// Learns from an iteration.
@@ -333,11 +345,12 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
-        let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
-        let observer: Arc<dyn Observer> = match wanted.is_prelude {
-            true => Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper))),
+        let next = lock(&self.keeper).next(&mut self.shared.lock());
+        let observer: Arc<dyn Observer> = match next.cuts.any() {
+            true => Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper), &next)),
             false => Arc::clone(&self.shared) as _,
         };
+        let Next { leader, wanted, line_bytes, .. } = next;
         let open = Open::begin(self.session, &self.shared, observer, leader, wanted, line_bytes)?;
         Ok(Running { shared: Arc::clone(&self.shared), keeper: Arc::clone(&self.keeper), open: Some(open) })
     }
@@ -353,7 +366,7 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start_detecting(&self) -> Result<Detecting, SessionError> {
-        let Next { leader, wanted, line_bytes } = lock(&self.keeper).next(&mut self.shared.lock());
+        let Next { leader, wanted, line_bytes, .. } = lock(&self.keeper).next(&mut self.shared.lock());
         let detector = Arc::new(Detector::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
         // It starts anywhere in an iteration.

@@ -19,6 +19,11 @@ pub(super) struct Succession {
 }
 
 impl Succession {
+    /// The one that ran last.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.past.last().copied().flatten()
+    }
+
     pub(super) fn push(&mut self, program: Option<u64>) {
         if self.past.len() == 2 * PAST {
             self.past.drain(..PAST);

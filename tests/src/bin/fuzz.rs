@@ -31,6 +31,7 @@ enum Ways {
     Planned,
     Budgeted,
     Resized,
+    Accumulated,
 }
 
 fn main() -> ExitCode {
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
         Some(Ways::Planned) => vec![Mode::Planned],
         Some(Ways::Budgeted) => vec![Mode::Budgeted],
         Some(Ways::Resized) => vec![Mode::Resized],
-        None => vec![Mode::Planned, Mode::Budgeted, Mode::Resized],
+        Some(Ways::Accumulated) => vec![Mode::Accumulated],
+        None => vec![Mode::Planned, Mode::Budgeted, Mode::Resized, Mode::Accumulated],
     };
     for mode in modes {
         let different = run(mode, programs, seed, keep_going);

@@ -1,0 +1,228 @@
+//! Divides iterations into parts, each of which is known and planned by itself, as an iteration would be. In between everything is
+//! resident.
+//!
+//! An iteration's *prelude* is what it does before autograd records its first operator: it draws a batch, say, and augments it, by
+//! operators or on shapes that chance decides. Where iterations are not alike for that alone, the prelude is divided from the rest.
+//! And the batches whose gradients add up may have sizes of their own, each in a *pass* that ends where something begins after its
+//! backward pass: no plan for a whole iteration suits all combinations, where one for each pass does.
+
+use std::sync::{Arc, Mutex};
+
+use super::driver::Shared;
+use super::program::put;
+use super::runtime::{Keeper, Next, lock};
+use super::session::{Observer, Relay, SessionError};
+use super::shim::{self, RawOperator};
+use crate::trace::Phase;
+
+/// Iterations in a row that are not known, though they train like the one before, after which their preludes are divided from them.
+const PATIENCE: u32 = 4;
+/// Parts in a row that are not known either, after which that is given up.
+const TRIES: u32 = 32;
+
+/// Where iterations are divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cuts {
+    /// Where autograd records the first operator.
+    pub(super) after_prelude: bool,
+    /// Where another forward pass begins after a backward pass.
+    pub(super) between_passes: bool,
+}
+
+impl Cuts {
+    /// Whether there are any.
+    pub(super) fn any(self) -> bool {
+        self.after_prelude || self.between_passes
+    }
+}
+
+/// Decides whether iterations are divided.
+#[derive(Debug, Default)]
+pub(super) struct Division {
+    cuts: Cuts,
+    /// Those that were of no use.
+    given_up: Cuts,
+    doubts: u32,
+    unknown: u32,
+}
+
+impl Division {
+    pub(super) fn cuts(&self) -> Cuts {
+        self.cuts
+    }
+
+    /// An iteration is not known. Says whether it trains like the one before.
+    pub(super) fn doubt(&mut self, trains_alike: bool) {
+        self.doubts = if trains_alike { self.doubts + 1 } else { 0 };
+        self.cuts.after_prelude |= self.doubts == PATIENCE && !self.given_up.after_prelude;
+    }
+
+    /// The passes of an iteration have sizes of their own. Whether they are divided from now on, and were not so far.
+    pub(super) fn divide_passes(&mut self) -> bool {
+        let divides = !self.cuts.between_passes && !self.given_up.between_passes;
+        self.cuts.between_passes |= divides;
+        divides
+    }
+
+    /// An iteration, or a part of one, was known or not.
+    pub(super) fn note(&mut self, known: bool) {
+        if known {
+            (self.doubts, self.unknown) = (0, 0);
+        } else if self.cuts.any() {
+            self.unknown += 1;
+            if self.unknown == TRIES {
+                self.given_up.after_prelude |= self.cuts.after_prelude;
+                self.given_up.between_passes |= self.cuts.between_passes;
+                (self.cuts, self.unknown) = (Cuts::default(), 0);
+            }
+        }
+    }
+}
+
+/// Finds where the parts of an iteration end.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    is_prelude: bool,
+    between_passes: bool,
+    has_backward: bool,
+    /// Which part it is, and by entry the one that made the storage.
+    part: u32,
+    made_in: Vec<u32>,
+    /// What autograd had recorded of the loop's thread when its last operator began.
+    recorded: u64,
+}
+
+impl Parts {
+    /// Those of a loop that goes on on this thread.
+    pub(super) fn new() -> Self {
+        Parts { recorded: shim::recorded(), ..Parts::default() }
+    }
+
+    /// An iteration begins, or another part of one.
+    pub(super) fn begin(&mut self, next: &Next) {
+        (self.is_prelude, self.between_passes) = (next.wanted.is_prelude, next.cuts.between_passes);
+        self.has_backward = false;
+        self.part += 1;
+    }
+
+    /// Whether autograd records the operator that is about to run, or what came since the last one. A backward pass may have a thread
+    /// of its own.
+    pub(super) fn is_recorded(&mut self, phase: Phase) -> bool {
+        phase != Phase::Backward && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded
+    }
+
+    /// Whether a part ends before this operator, where it can be divided there. What uses something that a pass has made belongs to
+    /// that, as what is done with its loss does.
+    pub(super) fn end_before(&mut self, operator: &RawOperator, phase: Phase, recorded: bool) -> bool {
+        self.has_backward |= self.between_passes && phase == Phase::Backward;
+        if phase != Phase::Forward {
+            return false;
+        }
+        if self.is_prelude {
+            self.is_prelude = !recorded;
+            return recorded;
+        }
+        let is_own = |index: usize| self.made_in.get(index) == Some(&self.part);
+        let mut accesses = operator.accesses().iter().filter(|access| access.locked().is_none());
+        let ends = self.has_backward && !accesses.any(|access| is_own(access.entry.index()));
+        self.has_backward &= !ends;
+        ends
+    }
+
+    /// The operator has run.
+    pub(super) fn ran(&mut self, operator: &RawOperator) {
+        for created in operator.created().iter().filter(|_| self.between_passes) {
+            put(&mut self.made_in, created.entry.index(), self.part);
+        }
+    }
+}
+
+/// Ends the part that is under way, and begins the next, where everything can be resident in between.
+pub(super) fn divide(shared: &Shared, keeper: &Mutex<Keeper>) -> Result<Option<Next>, SessionError> {
+    let bytes = shared.lock().residency.bytes_if_resident();
+    if bytes > lock(keeper).budget.as_bytes() {
+        return Ok(None);
+    }
+    let ended = shared.end().map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+    shim::find_dead();
+    let next = lock(keeper).after_part(&mut shared.lock(), ended);
+    shared.begin(next.leader, next.wanted, next.line_bytes)?;
+    Ok(Some(next))
+}
+
+/// Listens to an iteration that is marked, and divides it.
+pub(super) struct Divider {
+    shared: Arc<Shared>,
+    keeper: Arc<Mutex<Keeper>>,
+    parts: Mutex<Parts>,
+}
+
+impl Divider {
+    /// On the thread of the iteration, which is about to begin.
+    pub(super) fn new(shared: Arc<Shared>, keeper: Arc<Mutex<Keeper>>, next: &Next) -> Self {
+        let mut parts = Parts::new();
+        parts.begin(next);
+        Divider { shared, keeper, parts: Mutex::new(parts) }
+    }
+
+    fn ends_before(&self, operator: &RawOperator) -> bool {
+        let mut parts = lock(&self.parts);
+        let phase = shim::phase();
+        let recorded = parts.is_recorded(phase);
+        parts.end_before(operator, phase, recorded)
+    }
+}
+
+impl Relay for Divider {
+    fn next(&self) -> &dyn Observer {
+        &*self.shared
+    }
+
+    fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
+        if self.ends_before(operator)
+            && let Some(next) = divide(&self.shared, &self.keeper)?
+        {
+            lock(&self.parts).begin(&next);
+        }
+        Ok(())
+    }
+
+    fn ran(&self, operator: &RawOperator) {
+        lock(&self.parts).ran(operator);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn preludes_are_divided_where_iterations_train_alike_and_are_not_known() {
+        let mut division = Division::default();
+        let mut unknown = |trains_alike, times| {
+            for _ in 0..times {
+                division.doubt(trains_alike);
+                division.note(false);
+            }
+            division.cuts.after_prelude
+        };
+        assert!(!unknown(false, 100) && !unknown(true, PATIENCE - 1) && !unknown(false, 1));
+        assert!(!unknown(true, PATIENCE - 1) && unknown(true, 1));
+        division.note(true);
+        (1..TRIES).for_each(|_| division.note(false));
+        assert!(division.cuts.after_prelude);
+        division.note(false);
+        assert!(!division.cuts.after_prelude, "of no use");
+        (0..PATIENCE).for_each(|_| division.doubt(true));
+        assert!(!division.cuts.after_prelude);
+    }
+
+    #[test]
+    fn passes_are_divided_until_that_is_of_no_use() {
+        let mut division = Division::default();
+        assert!(division.divide_passes() && !division.divide_passes());
+        (0..TRIES).for_each(|_| division.note(false));
+        assert_eq!(division.cuts(), Cuts::default());
+        assert!(!division.divide_passes());
+    }
+}
