@@ -1,8 +1,9 @@
 //! Programs whose shapes change from iteration to iteration end with a plan for each shape, taken from the cache; the
 //! budget is held throughout, and so is every bit. Where the data stands does not matter.
 
+use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::torch::report::Course as Driven;
-use plimsoll_runtime::torch::{IterationReport, Report};
+use plimsoll_runtime::torch::{Budget, IterationReport, Report, Runtime};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, one_at_a_time, session};
@@ -370,6 +371,45 @@ fn what_an_iteration_does_not_use() {
     assert!(
         states.iter().zip([0, 1, 2, 3, 5]).all(|(state, value)| *state == Tensor::full([256, 256], value, kind).exp())
     );
+}
+
+/// What plans evict unused stays where it is once an operator has shown its memory to others.
+#[test]
+fn what_is_not_used_and_may_not_be_evicted_any_more() {
+    let _running = one_at_a_time();
+    const BYTES: u64 = 4 * 256 * 256;
+    let kind = (Kind::Float, Device::Cpu);
+    let line = Budget::bytes(session().live_bytes() + 7 * BYTES);
+    // The first to go is what was not used for longest.
+    let swaps = ActionSet { swap: true, recompute: false };
+    let mut runtime = Runtime::builder().baseline("lru").actions(swaps).budget(line).build().unwrap();
+    let states: Vec<Tensor> = {
+        let _iteration = runtime.iteration();
+        (0..4).map(|value| Tensor::full([256, 256], value, kind).exp()).collect()
+    };
+    let evaluate = || {
+        let idle: Vec<Tensor> = (1..5).map(|value| Tensor::full([256, 256], value, kind).sin()).collect();
+        idle.into_iter().reduce(|sum, one| sum + one).unwrap()
+    };
+    let mut latest = |times: usize, run: &dyn Fn() -> Tensor| {
+        for _ in 0..times {
+            let _iteration = runtime.iteration();
+            drop(run());
+        }
+        let report = runtime.report();
+        assert!(report.peak_bytes <= report.budget_bytes);
+        report.latest.last().unwrap().clone()
+    };
+    let planned = latest(8, &evaluate);
+    assert!(planned.followed && planned.offloaded_bytes >= BYTES, "{planned:?}");
+    for state in &states {
+        latest(1, &|| state.to_mkldnn());
+    }
+    let departed = latest(1, &evaluate);
+    let why = departed.deviation.as_deref().unwrap_or_default();
+    assert!(why.contains("the plan cannot offload") && !departed.followed, "{departed:?}");
+    let planned_anew = latest(4, &evaluate);
+    assert!(planned_anew.followed && planned_anew.offloaded_bytes > 0, "{planned_anew:?}");
 }
 
 /// What is drawn before the forward pass is of another size every time, and made by other operators: what comes after it is the

@@ -37,6 +37,15 @@ fn what_is_away_at_its_first_use() {
     assert!(matches!(verdict, Verdict::Same(_)), "{verdict:?}");
 }
 
+/// A program that an iteration turns out to be, whose sizes are not told yet, and then turn out to be others.
+#[test]
+fn what_takes_over_before_its_sizes_are_told() {
+    let _running = one_at_a_time();
+    tch::set_num_threads(1);
+    let verdict = Program::random(1797).check(Mode::Accumulated);
+    assert!(matches!(verdict, Verdict::Same(_)), "{verdict:?}");
+}
+
 #[test]
 fn under_random_plans() {
     let all = slice(Mode::Planned);

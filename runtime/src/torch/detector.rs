@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
-use super::parts::{Parts, divide};
+use super::parts::{Parts, divide, end_here};
 use super::program::put;
 use super::runtime::{Keeper, lock};
 use super::session::{Observer, Relay, SessionError, operator_name};
@@ -79,7 +79,7 @@ impl Detector {
 
     /// Ends the iteration under way.
     pub(super) fn end(&self) -> Result<(), SessionError> {
-        let ended = self.shared.end().map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+        let ended = end_here(&self.shared)?;
         lock(&self.keeper).after(&mut self.shared.lock(), ended);
         Ok(())
     }
@@ -125,7 +125,7 @@ impl Relay for Detector {
         if begins {
             self.turn()?;
         }
-        if self.ends_part(operator, step)
+        while self.ends_part(operator, step)
             && let Some(next) = divide(&self.shared, &self.keeper)?
         {
             lock(&self.stream).parts.begin(&next);

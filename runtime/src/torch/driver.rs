@@ -16,7 +16,7 @@ use super::program::Program;
 use super::recompute::{Job, Rebuild};
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
 use super::report::{Course, IterationReport, Predicted};
-use super::residency::{Ending, Fault, Place, Residency, Written};
+use super::residency::{Ending, Fault, Live, Place, Residency, Written};
 use super::session::{Listening, Observer, Session, SessionError, Wish};
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
 use super::succession::{Left, Legacies};
@@ -282,7 +282,7 @@ impl Driver {
         match self.leader {
             Some(leader) => {
                 let leader = &mut self.programs[leader];
-                if !is_waiting {
+                if !is_waiting && !leader.is_waiting() {
                     // What the other schedule has not done until here is left undone.
                     leader.skip_to_here();
                 }
@@ -437,8 +437,15 @@ impl Driver {
 
     /// Whether all of it is on its way.
     fn offload(&mut self, leader: usize, storages: &[StorageId], tier: Tier) -> Result<bool, Fault> {
+        let is_locked = |entry| self.residency.get(entry).is_some_and(|live| live.locked.is_some());
+        let program = &mut self.programs[leader];
+        for &storage in storages {
+            if program.entry(storage).is_some_and(is_locked) {
+                program.miss(storage);
+            }
+        }
         let mut entries = self.entries(leader, storages, |place| matches!(place, Place::Resident));
-        entries.retain(|&entry| self.residency.get(entry).is_some_and(|live| live.users + live.awaited == 0));
+        entries.retain(|&entry| self.residency.get(entry).is_some_and(Live::is_idle));
         if entries.is_empty() || self.residency.swap_refused.is_some() {
             return Ok(false);
         }
@@ -746,6 +753,26 @@ impl Shared {
                 driver.residency.free_copies(operator.accesses());
                 return Ok(driver);
             }
+        }
+    }
+
+    /// Makes everything resident in the middle of an iteration, where there is room for that within `budget_bytes`.
+    pub(crate) fn make_resident(&self, budget_bytes: u64) -> Result<bool, Fault> {
+        let mut driver = self.lock();
+        driver.residency.absorb_freed()?;
+        driver.tell_deaths();
+        if driver.residency.bytes_if_resident() > budget_bytes {
+            return Ok(false);
+        }
+        // What is due before an operator that is still to come has to wait for that to be looked at.
+        if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
+            driver = self.carry_out(driver)?;
+        }
+        let restored = self.restore_all(driver).map(drop);
+        self.lock().residency.ending = Ending::No;
+        match restored {
+            Err(Fault::NoRoom(_)) => Ok(false),
+            restored => restored.map(|()| true),
         }
     }
 

@@ -136,6 +136,8 @@ struct Shelf {
     /// Measured ÷ predicted makespan of the latest planned iterations, all of which came `after` the same other.
     ratios: VecDeque<f64>,
     after: Option<u64>,
+    /// Those since the last of them that came after others.
+    elsewhere: usize,
     /// What that was when the plan was new.
     reference: Option<f64>,
     /// What its operators take.
@@ -307,6 +309,7 @@ impl Library {
     fn learn_program(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) -> Part {
         self.clock += 1;
         let Ended { report: iteration, recorded, on_device_ns, program, ran_short, .. } = ended;
+        let tells_anew = program.is_some_and(|program| driver.programs[program].ladder.is_told_anew());
         self.makespan_ns = iteration.makespan_ns;
         let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
         let copies = since(&self.copies, &before);
@@ -347,11 +350,10 @@ impl Library {
         self.rungs.push(found.map(|(_, rung)| rung));
         self.division.note(found.is_some());
         self.keep_missed(driver, budget_bytes, report);
-        let tells_anew = program.is_some_and(|program| driver.programs[program].ladder.is_told_anew());
         if tells_anew && self.division.divide_passes() {
             self.forget_programs(driver);
         }
-        Part { report: iteration, is_known: found.is_some() }
+        Part { report: iteration, is_known: program.is_some() }
     }
 
     /// What a program was expected to leave unused, and is not the same any more, is not evicted by its plans from now on.
@@ -647,7 +649,7 @@ impl Shelf {
 
     fn forget_ratios(&mut self) {
         self.ratios.clear();
-        self.reference = None;
+        (self.reference, self.elsewhere) = (None, 0);
     }
 
     /// What an iteration was measured at, where times are wanted and all is known; takes the recording then. What goes otherwise
@@ -704,13 +706,16 @@ impl Shelf {
 
     /// Notes one more ratio of measured to predicted makespan. Drift is a change of their median over a window from what
     /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift. While times are
-    /// wanted anyway none is looked for. Nor is it in iterations that come after others than the first of the window did: those that
-    /// come `after` the same are disturbed alike.
+    /// wanted anyway none is looked for. Those that come `after` the same are disturbed alike; where none does for long, others count.
     fn note(&mut self, ratio: f64, after: Option<u64>) {
-        if self.ratios.is_empty() {
-            self.after = after;
+        if !matches!(self.times, Times::Known) {
+            return;
         }
-        if !matches!(self.times, Times::Known) || after != self.after {
+        self.elsewhere = if after == self.after { 0 } else { self.elsewhere + 1 };
+        if self.ratios.is_empty() || self.elsewhere == WINDOW {
+            self.forget_ratios();
+            self.after = after;
+        } else if self.elsewhere > 0 {
             return;
         }
         if self.ratios.len() == WINDOW {

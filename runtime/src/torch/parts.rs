@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::Shared;
+use super::driver::{Ended, Shared};
 use super::program::put;
 use super::runtime::{Keeper, Next, lock};
 use super::session::{Observer, Relay, SessionError};
@@ -137,13 +137,22 @@ impl Parts {
     }
 }
 
+/// Ends what is under way in the middle of an iteration. Where that fails, further operators are refused.
+pub(super) fn end_here(shared: &Shared) -> Result<Ended, SessionError> {
+    shared.end().map_err(|fault| {
+        let why = fault.to_string();
+        shared.lock().refusal = Some(why.clone());
+        SessionError::NotRestored(why)
+    })
+}
+
 /// Ends the part that is under way, and begins the next, where everything can be resident in between.
 pub(super) fn divide(shared: &Shared, keeper: &Mutex<Keeper>) -> Result<Option<Next>, SessionError> {
-    let bytes = shared.lock().residency.bytes_if_resident();
-    if bytes > lock(keeper).budget.as_bytes() {
+    let budget_bytes = lock(keeper).budget.as_bytes();
+    if !shared.make_resident(budget_bytes).map_err(|fault| SessionError::NotRestored(fault.to_string()))? {
         return Ok(None);
     }
-    let ended = shared.end().map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+    let ended = end_here(shared)?;
     shim::find_dead();
     let next = lock(keeper).after_part(&mut shared.lock(), ended);
     shared.begin(next.leader, next.wanted, next.line_bytes)?;
@@ -164,13 +173,6 @@ impl Divider {
         parts.begin(next);
         Divider { shared, keeper, parts: Mutex::new(parts) }
     }
-
-    fn ends_before(&self, operator: &RawOperator) -> bool {
-        let mut parts = lock(&self.parts);
-        let phase = shim::phase();
-        let recorded = parts.is_recorded(phase);
-        parts.end_before(operator, phase, recorded)
-    }
 }
 
 impl Relay for Divider {
@@ -179,7 +181,10 @@ impl Relay for Divider {
     }
 
     fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
-        if self.ends_before(operator)
+        let phase = shim::phase();
+        let recorded = lock(&self.parts).is_recorded(phase);
+        // A prelude may end before the operator that it begins with.
+        while lock(&self.parts).end_before(operator, phase, recorded)
             && let Some(next) = divide(&self.shared, &self.keeper)?
         {
             lock(&self.parts).begin(&next);

@@ -244,6 +244,13 @@ impl Program {
         }
     }
 
+    /// A storage that was expected to be unused and there is not, or may not be evicted any more.
+    pub(crate) fn miss(&mut self, storage: StorageId) {
+        if self.is_unused[storage.index()] {
+            self.missed.push(storage);
+        }
+    }
+
     /// What it was expected to leave unused and is not the same any more, and all else of these sizes, which may be the next: of several
     /// batches that are there all the time, say.
     pub(crate) fn take_missed(&mut self) -> Vec<StorageId> {
@@ -290,7 +297,9 @@ impl Program {
 
     /// The program has let go of a storage.
     pub(crate) fn freed(&mut self, entry: Entry) {
-        self.missed.extend(self.standing.storage(entry).filter(|storage| self.is_unused[storage.index()]));
+        if let Some(storage) = self.standing.storage(entry) {
+            self.miss(storage);
+        }
         self.standing.remove(entry);
     }
 

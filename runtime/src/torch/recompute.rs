@@ -73,7 +73,7 @@ impl Residency {
     /// Whether a resident storage may be dropped.
     pub(crate) fn can_drop(&mut self, entry: Entry) -> bool {
         let version = match self.get(entry) {
-            Some(live) if matches!(live.place, Place::Resident) && live.users + live.awaited == 0 => live.version,
+            Some(live) if matches!(live.place, Place::Resident) && live.is_idle() => live.version,
             _ => None,
         };
         version.is_some_and(|version| self.ancestry.is_rebuildable(version))

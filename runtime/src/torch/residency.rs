@@ -54,6 +54,13 @@ pub(crate) struct Live {
     pub(crate) last_use_ns: u64,
 }
 
+impl Live {
+    /// Whether it may be evicted, and nothing uses its bytes.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.locked.is_none() && self.users + self.awaited == 0
+    }
+}
+
 /// Something below went wrong.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
