@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
-use super::parts::{Parts, divide, end_here};
+use super::parts::Divider;
 use super::program::put;
 use super::runtime::{Keeper, lock};
 use super::session::{Observer, Relay, SessionError, operator_name};
@@ -16,8 +16,7 @@ const CAST: &str = "aten::_to_copy";
 
 /// What finds iterations in the operators that it passes on.
 pub(super) struct Detector {
-    shared: Arc<Shared>,
-    keeper: Arc<Mutex<Keeper>>,
+    divider: Divider,
     stream: Mutex<Stream>,
 }
 
@@ -25,7 +24,6 @@ pub(super) struct Detector {
 #[derive(Default)]
 struct Stream {
     period: PeriodDetector,
-    parts: Parts,
     /// By entry: how many backward passes had begun when its storage was made. Zero for what was there before.
     made_in: Vec<u32>,
     /// … and when a forward pass read it last.
@@ -33,11 +31,9 @@ struct Stream {
 }
 
 impl Stream {
-    /// What the operator is to the period.
-    fn step(&mut self, operator: &RawOperator) -> Step {
-        let phase = shim::phase();
-        let recorded =
-            self.parts.is_recorded(phase) && !(self.period.is_updated() && operator_name(operator.name) == CAST);
+    /// What the operator is to the period; `recorded` as autograd says.
+    fn step(&mut self, operator: &RawOperator, phase: Phase, recorded: bool) -> Step {
+        let recorded = recorded && !(self.period.is_updated() && operator_name(operator.name) == CAST);
         let passes = self.period.backward_passes();
         let in_table = |table: &[u32], entry: Entry| table.get(entry.index()).copied().unwrap_or_default();
         let made_in = |entry| in_table(&self.made_in, entry);
@@ -60,7 +56,6 @@ impl Stream {
     }
 
     fn made(&mut self, operator: &RawOperator) {
-        self.parts.ran(operator);
         for created in operator.created() {
             put(&mut self.made_in, created.entry.index(), self.period.backward_passes());
         }
@@ -69,7 +64,7 @@ impl Stream {
 
 impl Detector {
     pub(super) fn new(shared: Arc<Shared>, keeper: Arc<Mutex<Keeper>>) -> Self {
-        Detector { shared, keeper, stream: Mutex::default() }
+        Detector { divider: Divider::new(shared, keeper), stream: Mutex::default() }
     }
 
     /// Stretches between two updates that an iteration takes, once that is known.
@@ -79,61 +74,50 @@ impl Detector {
 
     /// Ends the iteration under way.
     pub(super) fn end(&self) -> Result<(), SessionError> {
-        let ended = end_here(&self.shared)?;
-        lock(&self.keeper).after(&mut self.shared.lock(), ended);
+        let Divider { shared, keeper, .. } = &self.divider;
+        let ended = self.divider.end()?;
+        lock(keeper).after(&mut shared.lock(), ended);
         Ok(())
-    }
-
-    /// One iteration ends and another begins.
-    fn turn(&self) -> Result<(), SessionError> {
-        self.end()?;
-        shim::find_dead();
-        let next = lock(&self.keeper).next(&mut self.shared.lock());
-        lock(&self.stream).parts.begin(&next);
-        self.shared.begin(next.leader, next.wanted, next.line_bytes)
     }
 
     /// What the operator is, and whether an iteration begins with it.
     fn look_at(&self, operator: &RawOperator) -> (Step, bool) {
+        let Divider { shared, keeper, .. } = &self.divider;
+        let phase = shim::phase();
+        let recorded = self.divider.is_recorded(phase);
         let mut stream = lock(&self.stream);
-        let step = stream.step(operator);
+        let step = stream.step(operator, phase, recorded);
         // What is divided from an iteration is what comes before it: all since the last update.
-        let early = stream.period.is_updated() && lock(&self.keeper).cuts().after_prelude;
+        let early = stream.period.is_updated() && lock(keeper).cuts().after_prelude;
         let begins =
-            stream.period.push(step, early, shim::live_bytes(), || self.shared.lock().residency.bytes_if_resident());
+            stream.period.push(step, early, shim::live_bytes(), || shared.lock().residency.bytes_if_resident());
         // Between iterations everything is resident: where that exceeds the budget is none.
-        let fits = begins.is_some_and(|bytes| bytes <= lock(&self.keeper).budget.as_bytes());
+        let fits = begins.is_some_and(|bytes| bytes <= lock(keeper).budget.as_bytes());
         if begins.is_some() && !fits {
             stream.period.reject();
         }
         (step, fits)
     }
-
-    /// Whether a part of an iteration ends before the operator.
-    fn ends_part(&self, operator: &RawOperator, step: Step) -> bool {
-        lock(&self.stream).parts.end_before(operator, step.phase, step.recorded)
-    }
 }
 
 impl Relay for Detector {
     fn next(&self) -> &dyn Observer {
-        &*self.shared
+        &*self.divider.shared
     }
 
     fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
         let (step, begins) = self.look_at(operator);
         if begins {
-            self.turn()?;
+            self.divider.turn(|keeper, driver, ended| {
+                keeper.after(driver, ended);
+                keeper.next(driver)
+            })?;
         }
-        while self.ends_part(operator, step)
-            && let Some(next) = divide(&self.shared, &self.keeper)?
-        {
-            lock(&self.stream).parts.begin(&next);
-        }
-        Ok(())
+        self.divider.divide(operator, step.phase, step.recorded)
     }
 
     fn ran(&self, operator: &RawOperator) {
         lock(&self.stream).made(operator);
+        self.divider.ran(operator);
     }
 }

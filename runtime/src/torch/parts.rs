@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Ended, Shared};
+use super::driver::{Driver, Ended, Shared};
 use super::program::put;
 use super::runtime::{Keeper, Next, lock};
 use super::session::{Observer, Relay, SessionError};
@@ -81,7 +81,7 @@ impl Division {
 
 /// Finds where the parts of an iteration end.
 #[derive(Debug, Default)]
-pub(super) struct Parts {
+struct Parts {
     is_prelude: bool,
     between_passes: bool,
     has_backward: bool,
@@ -93,13 +93,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Those of a loop that goes on on this thread.
-    pub(super) fn new() -> Self {
-        Parts { recorded: shim::recorded(), ..Parts::default() }
-    }
-
     /// An iteration begins, or another part of one.
-    pub(super) fn begin(&mut self, next: &Next) {
+    fn begin(&mut self, next: &Next) {
         (self.is_prelude, self.between_passes) = (next.wanted.is_prelude, next.cuts.between_passes);
         self.has_backward = false;
         self.part += 1;
@@ -107,13 +102,13 @@ impl Parts {
 
     /// Whether autograd records the operator that is about to run, or what came since the last one. A backward pass may have a thread
     /// of its own.
-    pub(super) fn is_recorded(&mut self, phase: Phase) -> bool {
+    fn is_recorded(&mut self, phase: Phase) -> bool {
         phase != Phase::Backward && std::mem::replace(&mut self.recorded, shim::recorded()) != self.recorded
     }
 
     /// Whether a part ends before this operator, where it can be divided there. What uses something that a pass has made belongs to
     /// that, as what is done with its loss does.
-    pub(super) fn end_before(&mut self, operator: &RawOperator, phase: Phase, recorded: bool) -> bool {
+    fn end_before(&mut self, operator: &RawOperator, phase: Phase, recorded: bool) -> bool {
         self.has_backward |= self.between_passes && phase == Phase::Backward;
         if phase != Phase::Forward {
             return false;
@@ -130,51 +125,70 @@ impl Parts {
     }
 
     /// The operator has run.
-    pub(super) fn ran(&mut self, operator: &RawOperator) {
+    fn ran(&mut self, operator: &RawOperator) {
         for created in operator.created().iter().filter(|_| self.between_passes) {
             put(&mut self.made_in, created.entry.index(), self.part);
         }
     }
 }
 
-/// Ends what is under way in the middle of an iteration. Where that fails, further operators are refused.
-pub(super) fn end_here(shared: &Shared) -> Result<Ended, SessionError> {
-    shared.end().map_err(|fault| {
-        let why = fault.to_string();
-        shared.lock().refusal = Some(why.clone());
-        SessionError::NotRestored(why)
-    })
-}
-
-/// Ends the part that is under way, and begins the next, where everything can be resident in between.
-pub(super) fn divide(shared: &Shared, keeper: &Mutex<Keeper>) -> Result<Option<Next>, SessionError> {
-    let budget_bytes = lock(keeper).budget.as_bytes();
-    if !shared.make_resident(budget_bytes).map_err(|fault| SessionError::NotRestored(fault.to_string()))? {
-        return Ok(None);
-    }
-    let ended = end_here(shared)?;
-    shim::find_dead();
-    let next = lock(keeper).after_part(&mut shared.lock(), ended);
-    shared.begin(next.leader, next.wanted, next.line_bytes)?;
-    Ok(Some(next))
-}
-
-/// Listens to an iteration that is marked, and divides it.
+/// Divides the iterations of a loop.
 pub(super) struct Divider {
-    shared: Arc<Shared>,
-    keeper: Arc<Mutex<Keeper>>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) keeper: Arc<Mutex<Keeper>>,
     parts: Mutex<Parts>,
 }
 
 impl Divider {
-    /// On the thread of the iteration, which is about to begin.
-    pub(super) fn new(shared: Arc<Shared>, keeper: Arc<Mutex<Keeper>>, next: &Next) -> Self {
-        let mut parts = Parts::new();
-        parts.begin(next);
-        Divider { shared, keeper, parts: Mutex::new(parts) }
+    /// On the thread of the loop.
+    pub(super) fn new(shared: Arc<Shared>, keeper: Arc<Mutex<Keeper>>) -> Self {
+        Divider { shared, keeper, parts: Mutex::new(Parts { recorded: shim::recorded(), ..Parts::default() }) }
+    }
+
+    /// An iteration begins, or another part of one.
+    pub(super) fn begin(&self, next: &Next) {
+        lock(&self.parts).begin(next);
+    }
+
+    /// Whether autograd records the operator that is about to run in this phase, or what came since the last one.
+    pub(super) fn is_recorded(&self, phase: Phase) -> bool {
+        lock(&self.parts).is_recorded(phase)
+    }
+
+    /// Ends the parts of an iteration that end before this operator, and begins the next, where everything can be resident in between.
+    pub(super) fn divide(&self, operator: &RawOperator, phase: Phase, recorded: bool) -> Result<(), SessionError> {
+        // A prelude may end before the operator that it begins with.
+        while lock(&self.parts).end_before(operator, phase, recorded) {
+            let budget_bytes = lock(&self.keeper).budget.as_bytes();
+            let is_resident = self.shared.make_resident(budget_bytes);
+            if !is_resident.map_err(|fault| SessionError::NotRestored(fault.to_string()))? {
+                break;
+            }
+            self.turn(|keeper, driver, ended| keeper.after_part(driver, ended))?;
+        }
+        Ok(())
+    }
+
+    /// Ends what is under way in the middle of a loop, learns from it, and begins what is `next`.
+    pub(super) fn turn(&self, next: impl FnOnce(&mut Keeper, &mut Driver, Ended) -> Next) -> Result<(), SessionError> {
+        let ended = self.end()?;
+        shim::find_dead();
+        let next = next(&mut lock(&self.keeper), &mut self.shared.lock(), ended);
+        self.begin(&next);
+        self.shared.begin(next.leader, next.wanted, next.line_bytes)
+    }
+
+    /// Ends what is under way. Where that fails, further operators are refused.
+    pub(super) fn end(&self) -> Result<Ended, SessionError> {
+        self.shared.end().map_err(|fault| {
+            let why = fault.to_string();
+            self.shared.lock().refusal = Some(why.clone());
+            SessionError::NotRestored(why)
+        })
     }
 }
 
+/// A loop whose iterations are marked.
 impl Relay for Divider {
     fn next(&self) -> &dyn Observer {
         &*self.shared
@@ -182,14 +196,8 @@ impl Relay for Divider {
 
     fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
         let phase = shim::phase();
-        let recorded = lock(&self.parts).is_recorded(phase);
-        // A prelude may end before the operator that it begins with.
-        while lock(&self.parts).end_before(operator, phase, recorded)
-            && let Some(next) = divide(&self.shared, &self.keeper)?
-        {
-            lock(&self.parts).begin(&next);
-        }
-        Ok(())
+        let recorded = self.is_recorded(phase);
+        self.divide(operator, phase, recorded)
     }
 
     fn ran(&self, operator: &RawOperator) {

@@ -346,9 +346,12 @@ impl Runtime {
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
         let next = lock(&self.keeper).next(&mut self.shared.lock());
-        let observer: Arc<dyn Observer> = match next.cuts.any() {
-            true => Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper), &next)),
-            false => Arc::clone(&self.shared) as _,
+        let observer: Arc<dyn Observer> = if next.cuts.any() {
+            let divider = Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper));
+            divider.begin(&next);
+            Arc::new(divider)
+        } else {
+            Arc::clone(&self.shared) as _
         };
         let Next { leader, wanted, line_bytes, .. } = next;
         let open = Open::begin(self.session, &self.shared, observer, leader, wanted, line_bytes)?;
