@@ -28,22 +28,23 @@ fn slice(mode: Mode) -> Tally {
     all
 }
 
+fn stays_the_same(seed: u64, mode: Mode) {
+    let _running = one_at_a_time();
+    tch::set_num_threads(1);
+    let verdict = Program::random(seed).check(mode);
+    assert!(matches!(verdict, Verdict::Same(_)), "{verdict:?}");
+}
+
 /// Storages made from nothing that a plan swaps before they are first used, and drops after they were written.
 #[test]
 fn what_is_away_at_its_first_use() {
-    let _running = one_at_a_time();
-    tch::set_num_threads(1);
-    let verdict = Program::random(585).check(Mode::Planned);
-    assert!(matches!(verdict, Verdict::Same(_)), "{verdict:?}");
+    stays_the_same(585, Mode::Planned);
 }
 
 /// A program that an iteration turns out to be, whose sizes are not told yet, and then turn out to be others.
 #[test]
 fn what_takes_over_before_its_sizes_are_told() {
-    let _running = one_at_a_time();
-    tch::set_num_threads(1);
-    let verdict = Program::random(1797).check(Mode::Accumulated);
-    assert!(matches!(verdict, Verdict::Same(_)), "{verdict:?}");
+    stays_the_same(1797, Mode::Accumulated);
 }
 
 #[test]

@@ -123,7 +123,7 @@ pub struct Report {
     pub over_budget_bytes: u64,
     /// Most bytes that the slow tier has held: page-locked, where the engine's memory is.
     pub slow_tier_high_water_bytes: u64,
-    /// Iterations whose program was known and planned.
+    /// Iterations whose program was known and planned; of those in parts, that of every part.
     pub plan_cache_hits: u64,
     /// Iterations of programs that were not.
     pub plan_cache_misses: u64,
