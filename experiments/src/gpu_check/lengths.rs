@@ -13,10 +13,10 @@ use super::identity::Outcome;
 use super::{Bed, Findings, Request};
 use crate::loops::overheads;
 
-/// Batches of an iteration, whose gradients add up, and how many iterations every run has.
-const LOOPS: [(NonZeroU32, usize); 2] = [(NonZeroU32::MIN, 60), (NonZeroU32::new(4).unwrap(), 30)];
-/// Budgets, as shares of the most that the loop takes left alone.
-const SHARES: [f64; 2] = [0.8, 0.65];
+/// Batches of an iteration, whose gradients add up; how many iterations every run has; and budgets, as shares of the most that the loop
+/// takes left alone.
+const LOOPS: [(NonZeroU32, usize, &[f64]); 2] =
+    [(NonZeroU32::MIN, 60, &[0.8, 0.65]), (NonZeroU32::new(4).unwrap(), 30, &[0.65])];
 
 #[derive(Serialize)]
 struct UnderBudget {
@@ -49,16 +49,12 @@ struct LeftAlone {
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     let link = bed.on.measured_link()?;
-    for (passes, iterations) in LOOPS {
-        run_in(passes, iterations, bed, link, request, findings)?;
-    }
-    Ok(())
+    LOOPS.into_iter().try_for_each(|one| run_one(one, bed, link, request, findings))
 }
 
-/// The same, of a loop of so many passes in each iteration.
-fn run_in(
-    passes: NonZeroU32,
-    iterations: usize,
+/// The same, of one of the loops.
+fn run_one(
+    (passes, iterations, shares): (NonZeroU32, usize, &[f64]),
     bed: &Bed<'_>,
     link: Link,
     request: &Request,
@@ -73,7 +69,7 @@ fn run_in(
     let keep_all_peak_bytes = bed.on.session.peak_bytes();
     let repeats = first == alone.outcome;
     findings.push("left_alone", LeftAlone { passes, repeats, peak_bytes: keep_all_peak_bytes })?;
-    for share in SHARES {
+    for &share in shares {
         if request.deadline.is_over() {
             return findings.set("cut_short", true);
         }
