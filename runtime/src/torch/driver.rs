@@ -141,8 +141,7 @@ impl Driver {
 
     /// Starts an iteration; `leader` is the program that it is expected to be.
     pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
-        self.residency.absorb_freed()?;
-        self.tell_deaths();
+        self.absorb_deaths()?;
         self.is_prelude = wanted.is_prelude;
         self.is_strict = wanted.strictly;
         self.start_bytes = None;
@@ -180,7 +179,8 @@ impl Driver {
     }
 
     /// Tells everyone which storages have died.
-    fn tell_deaths(&mut self) {
+    fn absorb_deaths(&mut self) -> Result<(), Fault> {
+        self.residency.absorb_freed()?;
         let Driver { residency, programs, recording, orphans, .. } = self;
         for entry in residency.drain_died() {
             programs.iter_mut().for_each(|program| program.freed(entry));
@@ -191,6 +191,7 @@ impl Driver {
             }
             orphans.retain(|orphan| *orphan != entry);
         }
+        Ok(())
     }
 
     /// Storages that the program has let go of, though a dropped one keeps them alive: dead to recording and programs.
@@ -217,16 +218,13 @@ impl Driver {
             self.orphans.push(entry);
             self.residency.relinquish(entry)?;
         }
-        self.residency.absorb_freed()?;
-        self.tell_deaths();
-        Ok(())
+        self.absorb_deaths()
     }
 
     /// An operator is about to run.
     fn arrive(&mut self, operator: &RawOperator) -> Result<(), Fault> {
         let arrived = self.recording.is_some().then(Instant::now);
-        self.residency.absorb_freed()?;
-        self.tell_deaths();
+        self.absorb_deaths()?;
         self.tell_orphans()?;
         if self.start_bytes.is_none() {
             let bytes = shim::live_bytes();
@@ -643,11 +641,11 @@ impl Shared {
     pub(crate) fn begin(&self, leader: Option<usize>, wanted: Wanted, line_bytes: u64) -> Result<(), SessionError> {
         // What an earlier iteration could not restore comes first.
         let restored = self.restore_all(self.lock());
-        let mut driver = restored.map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+        let mut driver = restored?;
         driver.residency.ending = Ending::No;
         driver.residency.reactive.line_bytes = line_bytes;
         driver.residency.reactive.budget_bytes = line_bytes;
-        driver.begin(leader, wanted).map_err(|fault| SessionError::NotRestored(fault.to_string()))?;
+        driver.begin(leader, wanted)?;
         drop(driver);
         shim::set_line(line_bytes);
         Ok(())
@@ -759,8 +757,7 @@ impl Shared {
     /// Makes everything resident in the middle of an iteration, where there is room for that within `budget_bytes`.
     pub(crate) fn make_resident(&self, budget_bytes: u64) -> Result<bool, Fault> {
         let mut driver = self.lock();
-        driver.residency.absorb_freed()?;
-        driver.tell_deaths();
+        driver.absorb_deaths()?;
         if driver.residency.bytes_if_resident() > budget_bytes {
             return Ok(false);
         }
@@ -796,8 +793,7 @@ impl Shared {
         // What is restored is the runtime's.
         shim::time_on_device(DeviceTiming::Nothing);
         let mut driver = self.lock();
-        driver.residency.absorb_freed()?;
-        driver.tell_deaths();
+        driver.absorb_deaths()?;
         driver.settle_end();
         driver.residency.settle_fresh();
         let driver = self.carry_out(driver)?;
@@ -811,8 +807,7 @@ impl Shared {
             restored => restored?,
         };
         let ended = Instant::now();
-        driver.residency.absorb_freed()?;
-        driver.tell_deaths();
+        driver.absorb_deaths()?;
         driver.finish(left, ended)
     }
 
@@ -875,7 +870,7 @@ impl Open {
         }
         let ended = self.shared.end();
         self.listening = None;
-        ended.map_err(|fault| SessionError::NotRestored(fault.to_string()))
+        Ok(ended?)
     }
 
     /// Whether it is that of the process that this one was forked from.

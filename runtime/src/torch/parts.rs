@@ -160,8 +160,7 @@ impl Divider {
         // A prelude may end before the operator that it begins with.
         while lock(&self.parts).end_before(operator, phase, recorded) {
             let budget_bytes = lock(&self.keeper).budget.as_bytes();
-            let is_resident = self.shared.make_resident(budget_bytes);
-            if !is_resident.map_err(|fault| SessionError::NotRestored(fault.to_string()))? {
+            if !self.shared.make_resident(budget_bytes)? {
                 break;
             }
             self.turn(|keeper, driver, ended| keeper.after_part(driver, ended))?;
@@ -181,9 +180,8 @@ impl Divider {
     /// Ends what is under way. Where that fails, further operators are refused.
     pub(super) fn end(&self) -> Result<Ended, SessionError> {
         self.shared.end().map_err(|fault| {
-            let why = fault.to_string();
-            self.shared.lock().refusal = Some(why.clone());
-            SessionError::NotRestored(why)
+            self.shared.lock().refusal = Some(fault.to_string());
+            fault.into()
         })
     }
 }

@@ -12,6 +12,7 @@ use super::copy::{CopyEngine, CopyError, SlowCopy, Ticket};
 use super::events::Events;
 use super::reactive::Reactive;
 use super::report::IterationReport;
+use super::session::SessionError;
 use super::shim::{self, AllocateError, Entry, RESIZED, RawAccess, RawOperator, Recipe, ShimError};
 use crate::trace::{AccessMode, Phase};
 
@@ -72,6 +73,12 @@ pub(crate) enum Fault {
     Copy(#[from] CopyError),
     #[error("{0}")]
     Broken(String),
+}
+
+impl From<Fault> for SessionError {
+    fn from(fault: Fault) -> Self {
+        SessionError::NotRestored(fault.to_string())
+    }
 }
 
 impl From<AllocateError> for Fault {
