@@ -51,7 +51,7 @@ impl Estimator {
         for &id in timeline.evicted() {
             if timeline.actions()[id.index()] == Action::Swap {
                 let (window, tier) = (problem.lineage.window(id), timeline.placement().tier(id));
-                if (window.start as usize) <= operator {
+                if (window.start as usize) <= operator && !problem.lineage.begins_away(id) {
                     self.offload_claimed_ns += copies.offload_ns(window.storage, tier);
                 }
                 if window.used_again && window.end as usize > operator {

@@ -62,10 +62,10 @@ pub struct Window {
     pub version: VersionId,
     /// First operator index at which it is idle.
     pub start: u32,
-    /// The operator that accesses it next, or the number of operators where the iteration ends first (every
-    /// storage is resident between iterations), or one past the operator after which it is freed.
+    /// The operator that accesses it next, or the number of operators where the trace ends first, or one past the operator
+    /// after which it is freed.
     pub end: u32,
-    /// Whether it must be resident again at `end`, as opposed to being freed there.
+    /// Whether it must be resident again at `end`, as opposed to being freed there, or left to the iteration's next part.
     pub used_again: bool,
     /// Whether it may be dropped and rebuilt.
     pub recomputable: bool,
@@ -75,6 +75,23 @@ impl Window {
     /// The operator index that ends it: of the access, or of the operator after which its storage is freed.
     pub const fn last_operator(&self) -> usize {
         if self.used_again { self.end as usize } else { self.end as usize - 1 }
+    }
+}
+
+/// How a part of an iteration stands to those before and after it: what they leave to each other in a slow tier. That is decided
+/// for all of them together; no plan of one changes it. A whole iteration begins and ends with everything resident.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Edges {
+    /// Initial storages that are away when it begins, in order.
+    pub away: Vec<StorageId>,
+    /// Initial storages that are away when it ends, in order, as far as it does not use them.
+    pub stays: Vec<StorageId>,
+}
+
+impl Edges {
+    /// Whether the storage of a window is away when that begins.
+    fn has_away(&self, window: &Window) -> bool {
+        window.start == 0 && self.away.binary_search(&window.storage).is_ok()
     }
 }
 
@@ -126,12 +143,42 @@ pub struct Lineage {
     profile: Profile,
     start_ns: Vec<u64>,
     end_ns: Vec<u64>,
+    edges: Edges,
+    /// By window: whether its storage is away when the trace ends.
+    stays: Vec<bool>,
+    /// Windows whose storages are away when the trace begins or ends.
+    decided: Vec<WindowId>,
 }
 
 impl Lineage {
     /// Reads the lineage of `trace`. Linear in its length.
     pub fn of(trace: &Trace) -> Self {
-        Builder::new(trace).build()
+        Self::between(trace, Edges::default())
+    }
+
+    /// Reads the lineage of a part of an iteration.
+    pub fn between(trace: &Trace, edges: Edges) -> Self {
+        Builder::new(trace).build(edges)
+    }
+
+    /// What it was read between.
+    pub fn edges(&self) -> &Edges {
+        &self.edges
+    }
+
+    /// Windows, in order, that are swapped whatever a plan says, because other parts of the iteration reckon with it.
+    pub fn decided(&self) -> &[WindowId] {
+        &self.decided
+    }
+
+    /// Whether the storage of a window is away when that begins.
+    pub fn begins_away(&self, window: WindowId) -> bool {
+        self.edges.has_away(self.window(window))
+    }
+
+    /// Whether the storage of a window is still away when the iteration's next part begins.
+    pub fn stays_away(&self, window: WindowId) -> bool {
+        self.stays[window.index()]
     }
 
     /// Every version, in order of production.
@@ -297,7 +344,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn build(mut self) -> Lineage {
+    fn build(mut self, edges: Edges) -> Lineage {
         let trace = self.trace;
         let count = trace.operators.len();
         let (mut inputs, mut outputs, mut writes) = (Vec::new(), Vec::new(), Vec::new());
@@ -354,9 +401,14 @@ impl<'a> Builder<'a> {
                 self.versions[self.current[storage.index()].index()].until = now;
             }
         }
+        let mut stays = vec![false; self.windows.len()];
         for index in 0..trace.storages.len() {
             if self.alive[index] {
-                self.close_window(StorageId(index as u32), count as u32, true);
+                let storage = StorageId(index as u32);
+                let is_unused = storage.0 < trace.initial_storages && self.idle_since[index] == 0;
+                let does_stay = is_unused && edges.stays.binary_search(&storage).is_ok();
+                self.close_window(storage, count as u32, !does_stay);
+                stays.resize(self.windows.len(), does_stay);
             }
         }
         let replay_inputs = Lists::gather(count, &inputs);
@@ -371,6 +423,9 @@ impl<'a> Builder<'a> {
         let by = |key: fn(&Window) -> u32| -> Vec<(u32, WindowId)> {
             self.windows.iter().enumerate().map(|(id, window)| (key(window), WindowId(id as u32))).collect()
         };
+        let ids = (0..).map(WindowId).zip(self.windows.iter().zip(&stays));
+        let decided = ids.filter(|(_, (window, stays))| **stays || edges.has_away(window)).map(|(id, _)| id);
+        let decided = decided.collect();
         let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);
         Lineage {
             windows_starting: Lists::gather(count + 1, &by(|window| window.start)),
@@ -392,6 +447,9 @@ impl<'a> Builder<'a> {
                 .map(|(operator, start_ns)| start_ns + operator.cost_ns)
                 .collect(),
             start_ns,
+            decided,
+            edges,
+            stays,
         }
     }
 }

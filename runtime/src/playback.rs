@@ -54,6 +54,13 @@ pub enum Event<'a> {
         /// Where to.
         tier: Tier,
     },
+    /// A storage is in a slow tier from the start on.
+    LeaveAway {
+        /// What is away.
+        storage: StorageId,
+        /// Where it is.
+        tier: Tier,
+    },
     /// Copies back start: one storage, or several that move in one copy. Their blocks are allocated.
     Prefetch {
         /// What is copied, in order.
@@ -128,7 +135,7 @@ pub fn play(trace: &Trace, lineage: &Lineage, schedule: &Schedule, hear: impl Fn
         current: vec![VersionId(u32::MAX); storages],
         beside: vec![None; lineage.versions().len()],
     };
-    playback.begin();
+    playback.begin(schedule);
     let mut steps = schedule.steps();
     for index in 0..=trace.operators.len() {
         playback.operator = index;
@@ -173,12 +180,21 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
         }
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, schedule: &Schedule) {
         self.allocate(Occupant::Unseen, self.trace.unseen_bytes);
-        for index in 0..self.trace.initial_storages {
-            self.held[index as usize] = self.allocate_storage(StorageId(index));
-            self.place[index as usize] = Place::Resident;
-            self.current[index as usize] = self.next_version();
+        let at_once = schedule.steps().iter().take_while(|(before, _)| *before == 0);
+        let away: Vec<StorageId> = at_once
+            .filter_map(|(_, step)| match *step {
+                Instruction::LeaveAway { storage, .. } => Some(storage),
+                _ => None,
+            })
+            .collect();
+        for storage in (0..self.trace.initial_storages).map(StorageId) {
+            if !away.contains(&storage) {
+                self.held[storage.index()] = self.allocate_storage(storage);
+            }
+            self.place[storage.index()] = Place::Resident;
+            self.current[storage.index()] = self.next_version();
         }
     }
 
@@ -225,6 +241,10 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
     fn step(&mut self, instruction: Instruction) {
         match instruction {
             Instruction::Offload { .. } | Instruction::Prefetch { .. } => unreachable!("they are carried out together"),
+            Instruction::LeaveAway { storage, tier } => {
+                self.tell(Event::LeaveAway { storage, tier });
+                self.vacate(storage, Place::Offloaded);
+            }
             Instruction::FinishOffload(storage) => {
                 self.tell(Event::Await { storage, wait: Wait::Memory });
                 self.vacate(storage, Place::Offloaded);

@@ -21,6 +21,14 @@ pub enum Instruction {
         /// Whether it moves in one slab with the offload before it.
         joins: bool,
     },
+    /// A storage that the iteration's last part may have sent to the slow tier is not to be on the device: where it is, it goes, and
+    /// its bytes are released when others need them.
+    LeaveAway {
+        /// What is away.
+        storage: StorageId,
+        /// Where it is.
+        tier: Tier,
+    },
     /// Wait for the offload and release the device bytes.
     FinishOffload(StorageId),
     /// Wait for the offload and put the bytes back in place: the program wants them already.
@@ -50,6 +58,7 @@ impl Instruction {
     pub fn storage(&self) -> Option<StorageId> {
         match *self {
             Instruction::Offload { storage, .. }
+            | Instruction::LeaveAway { storage, .. }
             | Instruction::FinishOffload(storage)
             | Instruction::Recall(storage)
             | Instruction::Prefetch { storage, .. }
@@ -65,6 +74,7 @@ impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Instruction::Offload { storage, .. } => write!(f, "offload storage {}", storage.0),
+            Instruction::LeaveAway { storage, .. } => write!(f, "leave storage {} away", storage.0),
             Instruction::FinishOffload(storage) => write!(f, "finish the offload of storage {}", storage.0),
             Instruction::Recall(storage) => write!(f, "recall storage {}", storage.0),
             Instruction::Prefetch { storage, .. } => write!(f, "prefetch storage {}", storage.0),

@@ -16,6 +16,7 @@ mod explain;
 mod rebuild;
 mod retention;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use self::change::Base;
@@ -232,7 +233,8 @@ fn differences<'p>(one: &'p [Action], other: &'p [Action]) -> impl Iterator<Item
 /// A wait of less than one in so many parts of the iteration is not worth a question.
 const WAIT_SHARE_MIN: u64 = 10_000;
 
-/// The predictor for one trace and its slow tiers. Reusable: a run allocates nothing once its buffers have grown.
+/// The predictor for one trace and its slow tiers. Reusable: a run of a whole iteration allocates nothing once its buffers have
+/// grown.
 pub struct Timeline<'a> {
     trace: &'a Trace,
     lineage: &'a Lineage,
@@ -407,10 +409,19 @@ impl<'a> Timeline<'a> {
         self.on_pressure = on_pressure;
         self.base.forget();
         self.kept.clear();
-        self.decide_prefetches(plan);
+        self.decide_prefetches(&self.completed(plan));
         self.note_agenda();
         self.operator = self.start();
         self.run_on()
+    }
+
+    /// The plan, with what is decided for all parts of an iteration.
+    fn completed<'p>(&self, plan: &'p Plan) -> Cow<'p, Plan> {
+        let mut plan = Cow::Borrowed(plan);
+        for &window in self.lineage.decided() {
+            plan.to_mut().set(window, Action::Swap);
+        }
+        plan
     }
 
     /// Decides when `plan` prefetches: anew, or where the last plan was the same but for one window, from there on.
@@ -571,6 +582,14 @@ impl<'a> Timeline<'a> {
         room.unwrap_or(end)
     }
 
+    /// Device bytes when the first operator arrives.
+    fn start_bytes(&self) -> u64 {
+        let away = self.lineage.decided().iter().filter(|id| self.lineage.begins_away(**id));
+        let away = away.filter(|id| self.actions[id.index()] == Action::Swap);
+        let away_bytes: u64 = away.map(|id| self.bytes(self.lineage.window(*id).storage)).sum();
+        self.lineage.resident_bytes(0) as u64 - away_bytes
+    }
+
     /// How high the keep-all profile may be for the budget to hold.
     fn spare_bytes(&self) -> i64 {
         clamped(self.budget_bytes) - self.at.excess_bytes
@@ -608,7 +627,7 @@ impl<'a> Timeline<'a> {
             schedule.clear();
         }
         self.at.reset();
-        self.at.result.peak_bytes = self.lineage.resident_bytes(0) as u64;
+        self.at.result.peak_bytes = self.start_bytes();
     }
 
     /// One operator, or the iteration's end.
@@ -631,7 +650,8 @@ impl<'a> Timeline<'a> {
         self.lag_ns[index] = self.at.now_ns - lineage.start_ns(index);
         self.at.now_ns += lineage.end_ns(index) - lineage.start_ns(index);
         for &id in lineage.windows_ending(index + 1) {
-            if self.actions[id.index()] != Action::Keep && !lineage.window(id).used_again {
+            let is_evicted = self.actions[id.index()] != Action::Keep;
+            if is_evicted && !lineage.window(id).used_again && !lineage.stays_away(id) {
                 self.free(lineage.window(id).storage);
             }
         }

@@ -132,6 +132,7 @@ impl Clocks<'_> {
                     self.copy(Lane::Offload, storages, self.offload_free_ns, Link::offload_transfer_ns);
                 self.contend(storages);
             }
+            Event::LeaveAway { storage, tier } => self.tier[storage.index()] = tier,
             Event::Prefetch { storages } => {
                 self.prefetch_free_ns =
                     self.copy(Lane::Prefetch, storages, self.prefetch_free_ns, Link::prefetch_transfer_ns);

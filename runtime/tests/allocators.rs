@@ -5,6 +5,7 @@ mod support;
 use plimsoll_runtime::allocators::{Model, Requests};
 use plimsoll_runtime::{Action, Lineage, Link, Timeline};
 use support::draw::Draw;
+use support::random_edges::random_edges;
 use support::random_plan::random_plan;
 use support::random_trace::random_trace;
 
@@ -14,7 +15,7 @@ fn the_most_bytes_in_use_are_the_predicted_peak() {
     for seed in 0..3_000 {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, 40);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let plan = random_plan(draw, &lineage);
         evicted += plan.actions().iter().filter(|&&action| action != Action::Keep).count();
         let link = Link::symmetric(draw.pick(&[1e9, 1e11, 1e13]), draw.pick(&[0, 2_000]));

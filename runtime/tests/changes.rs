@@ -8,6 +8,7 @@ use plimsoll_runtime::timeline::CHANGES_MAX;
 use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Problem, SlowTiers, Timeline, Trace, plan};
 use support::draw::Draw;
 use support::oracle;
+use support::random_edges::random_edges;
 use support::random_trace::random_trace;
 use support::realistic::realistic_trace;
 
@@ -69,7 +70,7 @@ fn changes_of_random_plans_of_random_traces() {
         let draw = &mut Draw::new(seed);
         let operators_max = draw.pick(&[30, 100, 500]);
         let trace = random_trace(draw, operators_max);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let mut plan = Plan::keep_all(lineage.windows().len());
         let evicted_percent = draw.pick(&[2, 10, 50]);
         for (id, window) in (0..).map(WindowId).zip(lineage.windows()) {

@@ -12,6 +12,7 @@ use plimsoll_runtime::{
 use support::draw::Draw;
 use support::interpreter::carry_out;
 use support::oracle;
+use support::random_edges::random_edges;
 use support::random_trace::random_trace;
 
 const CASES: u64 = 6_000;
@@ -71,7 +72,7 @@ fn check_plan(trace: &Trace, lineage: &Lineage, tiers: SlowTiers, plan: &Plan, b
     assert_eq!(prediction, expected, "the simple timeline");
     let differs = schedule.steps().iter().zip(&steps).position(|(step, expected)| step != expected);
     assert_eq!((differs, schedule.steps().len()), (None, steps.len()), "the simple timeline");
-    let carried = carry_out(trace, &schedule);
+    let carried = carry_out(trace, lineage.edges(), &schedule);
     assert_eq!(carried.peak_bytes, prediction.peak_bytes, "peak");
     assert_eq!(carried.rerun_ns, prediction.recompute_ns, "time of reruns");
     assert_eq!(carried.offloaded_bytes, prediction.offloaded_bytes, "offloaded");
@@ -96,7 +97,7 @@ fn any_plan_under_any_budget_is_lawful_and_its_peak_exact() {
     for seed in 0..CASES {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, OPERATORS_MAX);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let (tiers, budget_bytes) = (random_tiers(draw, &lineage), random_budget(draw, &lineage));
         let plan = random_plan(draw, &lineage);
         noting(seed, || check_plan(&trace, &lineage, tiers, &plan, budget_bytes));
@@ -105,16 +106,17 @@ fn any_plan_under_any_budget_is_lawful_and_its_peak_exact() {
 
 #[test]
 fn the_drawn_cases_need_every_instruction_often() {
-    let mut seen = [0u64; 11];
+    let mut seen = [0u64; 12];
     for seed in 0..CASES / 10 {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, OPERATORS_MAX);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let (tiers, budget_bytes) = (random_tiers(draw, &lineage), random_budget(draw, &lineage));
         let plan = random_plan(draw, &lineage);
         let (schedule, _) = Timeline::new(&trace, &lineage, tiers).schedule(&plan, budget_bytes);
         for (_, instruction) in schedule.steps() {
             let kind = match instruction {
+                Instruction::LeaveAway { .. } => 11,
                 Instruction::Offload { .. } => 0,
                 Instruction::FinishOffload(_) => 1,
                 Instruction::Recall(_) => 2,
@@ -216,7 +218,7 @@ fn a_sweep_that_is_given_up_at_any_point_still_ends_in_a_lawful_plan() {
     for seed in 0..CASES / 4 {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, OPERATORS_MAX);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let (tiers, budget_bytes) = (random_tiers(draw, &lineage), random_budget(draw, &lineage));
         let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions: ActionSet::ALL };
         let mut sweep = Sweep::new(problem, random_plan(draw, &lineage));

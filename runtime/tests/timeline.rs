@@ -38,7 +38,7 @@ fn predict(trace: &Trace, actions: &[(u32, u32, Action)], budget_bytes: u64) -> 
         plan.set(WindowId(position as u32), action);
     }
     let (schedule, prediction) = Timeline::new(trace, &lineage, link()).schedule(&plan, budget_bytes);
-    assert_eq!(carry_out(trace, &schedule).peak_bytes, prediction.peak_bytes);
+    assert_eq!(carry_out(trace, lineage.edges(), &schedule).peak_bytes, prediction.peak_bytes);
     (schedule, prediction)
 }
 

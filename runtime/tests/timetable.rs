@@ -6,6 +6,7 @@ use plimsoll_runtime::hardware::{FileTier, SlowTiers};
 use plimsoll_runtime::timetable::{Activity, Lane, Timetable};
 use plimsoll_runtime::{Lineage, Link, Timeline};
 use support::draw::Draw;
+use support::random_edges::random_edges;
 use support::random_plan::random_plan;
 use support::random_trace::random_trace;
 
@@ -15,7 +16,7 @@ fn a_timetable_adds_up_to_the_prediction() {
     for seed in 0..3_000 {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, 40);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let plan = random_plan(draw, &lineage);
         let link = |draw: &mut Draw| Link {
             contention_ns_per_byte: draw.pick(&[0.0, 0.2]),

@@ -210,7 +210,8 @@ pub enum Mode {
     Budgeted,
     /// So, too, with batches that are of another length in most iterations.
     Resized,
-    /// So, too, in two passes, with batches of their own in each.
+    /// So, too, in three passes, with batches of their own in each, of which only the last uses what the optimizer keeps. Of every other
+    /// program the planner decides, and no baseline.
     Accumulated,
 }
 
@@ -226,7 +227,7 @@ impl Mode {
     fn passes(self) -> u64 {
         match self {
             Mode::Planned | Mode::Budgeted | Mode::Resized => 1,
-            Mode::Accumulated => 2,
+            Mode::Accumulated => 3,
         }
     }
 
@@ -324,7 +325,7 @@ impl Program {
     /// budget.
     fn budgeted(&self, expected: &Untouched, mode: Mode) -> Result<Verdict, String> {
         let mut machine = Machine::new(self, mode);
-        let (mut runtime, actions) = self.runtime(expected);
+        let (mut runtime, actions) = self.runtime(expected, mode);
         let enough_bytes = self.enough_bytes(mode)?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
         let mut tally = Tally::default();
         let mut iteration = 0;
@@ -375,7 +376,7 @@ impl Program {
     }
 
     /// A runtime with a random budget.
-    fn runtime(&self, untouched: &Untouched) -> (Runtime, ActionSet) {
+    fn runtime(&self, untouched: &Untouched, mode: Mode) -> (Runtime, ActionSet) {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 1 << 55);
         let link = Link::symmetric(10f64.powf(random.random_range(7.0..10.0)), random.random_range(0..100_000));
         let span_bytes = (untouched.peak_bytes - untouched.resident_bytes) as f64;
@@ -388,9 +389,13 @@ impl Program {
         let engine = self.engine(random.random_bool(0.1).then_some(link));
         // By evaluations, not by the clock: the same program is planned alike every time.
         let planner = Planner { limits: Limits::evaluations(EVALUATIONS), ..Planner::default() };
-        let builder = Runtime::builder()
+        let mut builder = Runtime::builder();
+        let baseline = BASELINES[random.random_range(0..BASELINES.len())];
+        if mode != Mode::Accumulated || self.seed % 4 < 2 {
+            builder = builder.baseline(baseline);
+        }
+        let builder = builder
             .planner(planner)
-            .baseline(BASELINES[random.random_range(0..BASELINES.len())])
             .actions(actions)
             .budget(Budget::bytes(budget_bytes))
             .link(link)
@@ -544,6 +549,8 @@ struct Machine<'a> {
     program: &'a Program,
     mode: Mode,
     parameters: Vec<Tensor>,
+    /// What the optimizer keeps.
+    states: Vec<Tensor>,
     running: [Tensor; 2],
     iteration: usize,
 }
@@ -557,10 +564,15 @@ impl<'a> Machine<'a> {
         let on_cpu = (Kind::Float, Device::Cpu);
         let parameters =
             (0..3).map(|_| (Tensor::randn([WIDTH, WIDTH], on_cpu) * 0.1).set_requires_grad(true)).collect();
+        let states = match mode {
+            Mode::Accumulated => (0..3).map(|_| Tensor::ones([WIDTH, WIDTH], on_cpu)).collect(),
+            _ => Vec::new(),
+        };
         Machine {
             program,
             mode,
             parameters,
+            states,
             running: [Tensor::zeros([WIDTH], on_cpu), Tensor::ones([WIDTH], on_cpu)],
             iteration: 0,
         }
@@ -577,7 +589,7 @@ impl<'a> Machine<'a> {
     fn kept(&self) -> Vec<Tensor> {
         let mut kept: Vec<Tensor> = self.parameters.iter().map(Tensor::shallow_clone).collect();
         kept.extend(self.parameters.iter().map(Tensor::grad).filter(Tensor::defined));
-        kept.extend(self.running.iter().map(Tensor::shallow_clone));
+        kept.extend(self.states.iter().chain(&self.running).map(Tensor::shallow_clone));
         kept
     }
 
@@ -598,6 +610,13 @@ impl<'a> Machine<'a> {
                 self.step(*step, &mut registers)?;
             }
         }
+        // Also where an operator is refused and `tch` panics, gradients are recorded again.
+        let without_gradients = tch::no_grad_guard();
+        for (state, parameter) in self.states.iter_mut().zip(&mut self.parameters) {
+            let _ = state.f_mul_scalar_(0.9)?.f_add_(&parameter.f_abs()?)?;
+            let _ = parameter.f_sub_(&state.f_mul_scalar(0.01)?)?;
+        }
+        drop(without_gradients);
         self.iteration += 1;
         registers.extend(self.kept());
         Ok(registers)
@@ -772,10 +791,9 @@ impl<'a> Machine<'a> {
         if !gradient.defined() {
             return Ok(());
         }
-        tch::no_grad(|| {
-            let gradient = gradient.f_clamp(-1.0, 1.0)?;
-            parameter.f_sub_(&gradient.f_mul_scalar(0.01)?).map(drop)
-        })
+        let _without_gradients = tch::no_grad_guard();
+        let gradient = gradient.f_clamp(-1.0, 1.0)?;
+        parameter.f_sub_(&gradient.f_mul_scalar(0.01)?).map(drop)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Programs whose shapes change from iteration to iteration end with a plan for each shape, taken from the cache; the
 //! budget is held throughout, and so is every bit. Where the data stands does not matter.
 
-use plimsoll_runtime::ActionSet;
+use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::torch::report::Course as Driven;
 use plimsoll_runtime::torch::{Budget, IterationReport, Report, Runtime};
+use plimsoll_runtime::{ActionSet, Link, Planner};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, one_at_a_time, session};
@@ -237,6 +238,62 @@ fn descend_by_two(weights: &Tensor, iteration: i64, lengths: [i64; 2], then: imp
     loss
 }
 
+/// What only the last of several passes uses, as the optimizer's state, goes once in an iteration and comes back once: each pass by
+/// itself would send it away for its own sake.
+#[test]
+fn what_only_the_last_of_several_passes_uses() {
+    let _running = one_at_a_time();
+    const STATE_BYTES: u64 = 2 << 20;
+    let kind = (Kind::Float, Device::Cpu);
+    let make = || {
+        let states: Vec<Tensor> = (0..8).map(|value| Tensor::full([128, 512], value, kind).neg().exp()).collect();
+        (layers(128), Tensor::ones([128], kind), states)
+    };
+    let iterate = |(weights, row, states): &(Tensor, Tensor, Vec<Tensor>), iteration: i64| -> f64 {
+        let (mut losses, mut gradient) = (0.0, None);
+        for step in [89, 53, 71] {
+            let length = 256 + iteration * step % 257;
+            let loss = loss_of(weights, Tensor::full([length, 1], 1.0 + length as f64 / 512.0, kind) * row);
+            let own = Tensor::run_backward(&[&loss], &[weights], false, false).remove(0);
+            gradient = Some(match gradient.take() {
+                None => own,
+                Some(mut sum) => Tensor::f_add_(&mut sum, &own).unwrap(),
+            });
+            losses += loss.double_value(&[]);
+        }
+        tch::no_grad(|| {
+            let decay = |state: &Tensor| state.shallow_clone().f_mul_scalar_(0.99).unwrap().mean(Kind::Float);
+            let decayed = states.iter().map(decay).reduce(|sum, one| sum + one).unwrap();
+            let _ = weights.shallow_clone().f_sub_(&(gradient.unwrap() * decayed * 0.1)).unwrap();
+        });
+        losses
+    };
+    session();
+    let expected: Vec<f64> = {
+        let model = make();
+        (0..60).map(|iteration| iterate(&model, iteration)).collect()
+    };
+    let actions = ActionSet { swap: true, recompute: false };
+    let planner = Planner { limits: Limits::evaluations(2_000), ..Planner::default() };
+    let budget = Budget::bytes(session().live_bytes() + (10 << 19));
+    let builder = Runtime::builder().actions(actions).planner(planner).budget(budget);
+    let mut runtime = builder.link(Link::symmetric(2e8, 1_000)).build().unwrap();
+    let model = make();
+    let mut within = |iteration| {
+        let _iteration = runtime.iteration();
+        iterate(&model, iteration)
+    };
+    let losses: Vec<f64> = (0..60).map(&mut within).collect();
+    let report = runtime.report();
+    println!("{report}");
+    assert_eq!(losses, expected);
+    assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+    let late = &report.latest[40..];
+    assert!(late.iter().all(|iteration| iteration.course == Driven::Planned), "{:?}", late[19]);
+    let offloaded_bytes: u64 = late.iter().map(|iteration| iteration.offloaded_bytes).sum();
+    assert!(offloaded_bytes < late.len() as u64 * STATE_BYTES, "{offloaded_bytes} bytes have left in {}", late.len());
+}
+
 #[test]
 fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
     let _running = one_at_a_time();
@@ -435,6 +492,7 @@ fn batches_that_are_made_in_ways_of_their_own() {
         let report = train(is_marked, WIDE, iterate, 40);
         let planned = report.latest[20..].iter().filter(|iteration| iteration.course == Driven::Planned);
         assert!(planned.clone().count() >= 15, "marked: {is_marked}: {:?}", report.latest[30]);
-        assert!(planned.clone().all(|iteration| iteration.followed), "marked: {is_marked}");
+        let other = planned.clone().find(|iteration| !iteration.followed);
+        assert!(other.is_none(), "marked: {is_marked}: {other:?}");
     }
 }

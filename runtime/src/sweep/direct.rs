@@ -14,10 +14,13 @@ use crate::{Lineage, Link, SlowTiers};
 #[path = "../../tests/support/draw.rs"]
 #[allow(dead_code)]
 mod draw;
+#[path = "../../tests/support/random_edges.rs"]
+mod random_edges;
 #[path = "../../tests/support/random_trace.rs"]
 mod random_trace;
 
 use self::draw::Draw;
+use self::random_edges::random_edges;
 use self::random_trace::random_trace;
 
 /// Reruns looked at when a candidate's recompute time is estimated.
@@ -55,8 +58,9 @@ impl Point<'_, '_> {
 
     fn offload_claimed_ns(&self) -> u64 {
         let begun = self.swapped().filter(|(window, ..)| window.start as usize <= self.operator);
+        let sent = begun.filter(|(_, id, _)| !self.problem.lineage.begins_away(*id));
         let placement = self.timeline.placement();
-        begun.map(|(window, id, _)| self.timeline.copies().offload_ns(window.storage, placement.tier(id))).sum()
+        sent.map(|(window, id, _)| self.timeline.copies().offload_ns(window.storage, placement.tier(id))).sum()
     }
 
     /// Its producer and every ancestor that will be dropped or dead by then.
@@ -268,7 +272,7 @@ fn what_is_kept_between_pressure_points_is_what_would_be_found_anew() {
     for seed in 0..400 {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, 120);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let host = Link { contention_ns_per_byte: draw.pick(&[0.0, 0.01]), ..Link::symmetric(1e10, 10) };
         let least = *lineage.keep_all_bytes().last().unwrap();
         let over = lineage.keep_all_peak_bytes() - least;

@@ -193,7 +193,9 @@ impl Timeline<'_> {
     fn begin_changes(&mut self, changes: &[(WindowId, Action)]) {
         self.base.changes.clear();
         self.base.touched.clear();
-        for &(window, action) in changes {
+        for &(window, action) in
+            changes.iter().filter(|(window, _)| self.lineage.decided().binary_search(window).is_err())
+        {
             let was = std::mem::replace(&mut self.actions[window.index()], action);
             if was == action {
                 continue;

@@ -16,6 +16,15 @@ impl Timeline<'_> {
 
     pub(super) fn offload(&mut self, id: WindowId) {
         let (storage, tier) = (self.lineage.window(id).storage, self.placement.tier(id));
+        let bytes = self.bytes(storage);
+        self.at.slow_bytes[tier as usize] += bytes;
+        let slow_peak_bytes = &mut self.at.segment.slow_peak_bytes[tier as usize];
+        *slow_peak_bytes = self.at.slow_bytes[tier as usize].max(*slow_peak_bytes);
+        if self.lineage.begins_away(id) {
+            self.at.excess_bytes -= bytes as i64;
+            self.at.residency[storage.index()] = Residency::Offloaded;
+            return self.emit(Instruction::LeaveAway { storage, tier });
+        }
         let transfer_ns = self.copies.offload_transfer_ns(storage, tier);
         let joins = self.joins_slab(storage, tier);
         let begin_ns = if joins {
@@ -35,11 +44,7 @@ impl Timeline<'_> {
         self.at.copy_done_ns[storage.index()] = done_ns;
         let together = self.at.offloads.len() - self.slab.members.len().max(1);
         self.at.offloads.iter_mut().skip(together).for_each(|offload| offload.done_ns = done_ns);
-        let bytes = self.bytes(storage);
-        self.at.slow_bytes[tier as usize] += bytes;
         self.at.result.offloaded_bytes += bytes;
-        let slow_peak_bytes = &mut self.at.segment.slow_peak_bytes[tier as usize];
-        *slow_peak_bytes = self.at.slow_bytes[tier as usize].max(*slow_peak_bytes);
         self.at.residency[storage.index()] = Residency::Offloading;
         self.emit(Instruction::Offload { storage, tier, joins });
         self.contend(storage, tier);

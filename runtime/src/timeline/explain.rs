@@ -79,7 +79,7 @@ impl Timeline<'_> {
         let peak_bytes = predicted.peak_bytes;
         let notes = Notes { peak_bytes, peak: None, memory_stall_ns: 0, offload_busy_ns: 0, prefetch_busy_ns: 0 };
         self.notes = Some(notes);
-        if peak_bytes == self.lineage.resident_bytes(0) as u64 {
+        if peak_bytes == self.start_bytes() {
             self.operator = 0;
             self.at.reset();
             self.note_residents(0, peak_bytes);

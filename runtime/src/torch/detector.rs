@@ -75,7 +75,7 @@ impl Detector {
     /// Ends the iteration under way.
     pub(super) fn end(&self) -> Result<(), SessionError> {
         let Divider { shared, keeper, .. } = &self.divider;
-        let ended = self.divider.end()?;
+        let ended = self.divider.end(false)?;
         lock(keeper).after(&mut shared.lock(), ended);
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Relay for Detector {
     fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
         let (step, begins) = self.look_at(operator);
         if begins {
-            self.divider.turn(|keeper, driver, ended| {
+            self.divider.turn(false, |keeper, driver, ended| {
                 keeper.after(driver, ended);
                 keeper.next(driver)
             })?;

@@ -40,6 +40,14 @@ pub(crate) struct Wanted {
     pub(crate) record: Record,
     /// Whether it is only what comes before the part that programs are told by.
     pub(crate) is_prelude: bool,
+    /// Whether programs came as was foreseen, lately: the leader is not given up for one whose sizes fit better.
+    pub(crate) is_foreseen: bool,
+}
+
+impl Wanted {
+    /// Nothing is expected of a prelude.
+    pub(crate) const PRELUDE: Wanted =
+        Wanted { act: true, strictly: false, record: Record::Nothing, is_prelude: true, is_foreseen: false };
 }
 
 /// What is recorded of an iteration.
@@ -87,6 +95,7 @@ pub(crate) struct Driver {
     acts: bool,
     is_strict: bool,
     is_prelude: bool,
+    is_foreseen: bool,
     recording: Option<Recording>,
     record: Record,
     /// By operator index: what runs an operator again.
@@ -94,10 +103,16 @@ pub(crate) struct Driver {
     /// What first went otherwise than was expected.
     deviation: Option<Deviation>,
     started: Instant,
-    /// Device bytes when the first operator arrived: what the program let go of before that is no part of the iteration.
+    /// Device bytes when the first operator arrived, if everything were resident: what the program let go of before that is no part of
+    /// the iteration.
     start_bytes: Option<u64>,
     /// Time that went into making room inside the operator under way.
     lost_ns: u64,
+    /// What the part before has left unused, of the iteration under way: nothing where there is none but a prelude; none where it was
+    /// not known.
+    unused_before: Option<Vec<Entry>>,
+    /// Whether what ends is a part of an iteration that goes on.
+    goes_on: bool,
     /// What the iteration before, if it was recorded, knew the storages as that it left.
     survivors: HashMap<Entry, Local>,
     /// What programs call the storages that others leave them.
@@ -123,6 +138,7 @@ impl Driver {
             acts: false,
             is_strict: false,
             is_prelude: false,
+            is_foreseen: false,
             recording: None,
             record: Record::Nothing,
             makers: Vec::new(),
@@ -130,6 +146,8 @@ impl Driver {
             started: Instant::now(),
             start_bytes: None,
             lost_ns: 0,
+            unused_before: Some(Vec::new()),
+            goes_on: false,
             survivors: HashMap::new(),
             legacies: Legacies::default(),
             orphans: Vec::new(),
@@ -144,6 +162,7 @@ impl Driver {
         self.absorb_deaths()?;
         self.is_prelude = wanted.is_prelude;
         self.is_strict = wanted.strictly;
+        self.is_foreseen = wanted.is_foreseen;
         self.start_bytes = None;
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin();
@@ -152,6 +171,9 @@ impl Driver {
         }
         self.leader = leader;
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());
+        if !self.goes_on {
+            self.unused_before = Some(Vec::new());
+        }
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
@@ -167,7 +189,11 @@ impl Driver {
                 .iter()
                 .map(|(entry, live)| (entry, (local(entry), RawStorage { bytes: live.bytes, locked: live.locked })));
             let known: HashMap<_, _> = known.collect();
-            Recording::begin(known, self.started, shim::live_bytes())
+            let mut recording = Recording::begin(known, self.started, self.residency.bytes_if_resident());
+            if self.residency.has_left_away() {
+                recording.pressed();
+            }
+            recording
         });
         shim::time_on_device(match wanted.record {
             Record::Nothing => DeviceTiming::Nothing,
@@ -227,12 +253,13 @@ impl Driver {
         self.absorb_deaths()?;
         self.tell_orphans()?;
         if self.start_bytes.is_none() {
-            let bytes = shim::live_bytes();
+            let bytes = self.residency.bytes_if_resident();
             self.start_bytes = Some(bytes);
             self.programs.iter_mut().for_each(|program| program.ladder.starts_with(bytes));
         }
+        let start_bytes = self.start_bytes();
         if let (Some(recording), Some(arrived)) = (&mut self.recording, arrived) {
-            recording.arrive(arrived, shim::live_bytes());
+            recording.arrive(arrived, start_bytes);
         }
         self.lost_ns = 0;
         self.ask_programs(|program| program.check(operator));
@@ -306,7 +333,10 @@ impl Driver {
             self.leader = None;
             self.acts = false;
             self.departs(why);
-        } else if fit > Fit::Exact && self.programs.iter().any(|other| other.matches && other.fit() == Fit::Exact) {
+        } else if fit > Fit::Exact
+            && !self.is_foreseen
+            && self.programs.iter().any(|other| other.matches && other.fit() == Fit::Exact)
+        {
             self.follow_the_best(why);
         } else if is_off_plan {
             self.deviates(why);
@@ -379,6 +409,13 @@ impl Driver {
                     self.falls_short_of(leader, instruction, "what it moves is in use or elsewhere");
                 }
             }
+            Instruction::LeaveAway { storage, tier } => {
+                if !self.offload(leader, &[storage], tier)? {
+                    self.falls_short_of(leader, instruction, "it is in use or elsewhere");
+                }
+                let entry = self.programs[leader].entry(storage);
+                self.residency.unreleased.extend(entry);
+            }
             Instruction::Prefetch { storage, .. } => {
                 let together = self.programs[leader].with_joining(storage);
                 if !self.prefetch(leader, &together)? {
@@ -442,22 +479,30 @@ impl Driver {
                 program.miss(storage);
             }
         }
+        let gone =
+            self.entries(leader, storages, |place| matches!(place, Place::Offloading(_) | Place::Offloaded)).len();
         let mut entries = self.entries(leader, storages, |place| matches!(place, Place::Resident));
         entries.retain(|&entry| self.residency.get(entry).is_some_and(Live::is_idle));
-        if entries.is_empty() || self.residency.swap_refused.is_some() {
-            return Ok(false);
+        if !entries.is_empty() {
+            if self.residency.swap_refused.is_some() {
+                return Ok(false);
+            }
+            self.residency.offload(&entries, tier)?;
         }
-        self.residency.offload(&entries, tier)?;
-        Ok(entries.len() == storages.len())
+        Ok(gone + entries.len() == storages.len())
     }
 
-    /// Whether all of it is on its way.
+    /// Whether all of it is on its way, or was still leaving and is back.
     fn prefetch(&mut self, leader: usize, storages: &[StorageId]) -> Result<bool, Fault> {
+        let leaving = self.entries(leader, storages, |place| matches!(place, Place::Offloading(_)));
+        leaving.iter().try_for_each(|&entry| self.residency.recall(entry))?;
         let entries = self.entries(leader, storages, |place| matches!(place, Place::Offloaded));
         if !entries.is_empty() {
+            let bytes = entries.iter().filter_map(|&entry| self.residency.get(entry)).map(|live| live.bytes).sum();
+            self.residency.release_for(bytes)?;
             self.residency.prefetch(&entries)?;
         }
-        Ok(entries.len() == storages.len())
+        Ok(leaving.len() + entries.len() == storages.len())
     }
 
     /// None where what the operator reads is not there.
@@ -512,12 +557,20 @@ impl Driver {
         self.residency.dropped.first().map(|&version| Rebuild::of(version))
     }
 
-    /// Brings back all that the slow tier holds.
+    /// Brings back all that the slow tier holds and that is not left there.
     fn fetch_all(&mut self) -> Result<(), Fault> {
         let absent = |place: &Place| !matches!(place, Place::Resident | Place::Dropped);
+        let returns = |live: &Live| absent(&live.place) && !live.is_left_away;
         let entries: Vec<Entry> =
-            self.residency.iter().filter(|(_, live)| absent(&live.place)).map(|(entry, _)| entry).collect();
+            self.residency.iter().filter(|(_, live)| returns(live)).map(|(entry, _)| entry).collect();
         entries.into_iter().try_for_each(|entry| self.residency.fetch(entry))
+    }
+
+    /// A part of an iteration ends: what its plan leaves away is left so.
+    fn leave_away(&mut self) {
+        let Driver { residency, programs, leader, .. } = self;
+        let program = leader.map(|leader| &programs[leader]).filter(|program| program.is_complete());
+        residency.leave_away(|entry| program.is_some_and(|program| program.stays(entry)));
     }
 
     /// The program ended at `left`, and everything was restored at `ended`.
@@ -527,6 +580,15 @@ impl Driver {
         self.residency.forget_makers();
         let watched = || self.programs.iter().position(|program| program.matches);
         let program = self.leader.or_else(watched).filter(|&program| self.programs[program].is_complete());
+        let next = if self.goes_on && !self.is_prelude { None } else { Some(Vec::new()) };
+        let before = std::mem::replace(&mut self.unused_before, next);
+        if let Some(program) = program.map(|program| &mut self.programs[program]) {
+            before.iter().for_each(|unused| program.comes_after(unused));
+            if self.goes_on {
+                program.goes_on = true;
+                self.unused_before = Some(program.unused().collect());
+            }
+        }
         if !self.is_prelude {
             self.hand_over(program);
         }
@@ -617,7 +679,7 @@ impl Driver {
         self.legacies = Legacies::default();
     }
 
-    /// Device bytes when the first operator arrived.
+    /// Device bytes when the first operator arrived, if everything were resident.
     pub(crate) fn start_bytes(&self) -> u64 {
         self.start_bytes.unwrap_or_default()
     }
@@ -754,11 +816,14 @@ impl Shared {
         }
     }
 
-    /// Makes everything resident in the middle of an iteration, where there is room for that within `budget_bytes`.
+    /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that within
+    /// `budget_bytes`. Whether the part ends.
     pub(crate) fn make_resident(&self, budget_bytes: u64) -> Result<bool, Fault> {
         let mut driver = self.lock();
         driver.absorb_deaths()?;
-        if driver.residency.bytes_if_resident() > budget_bytes {
+        driver.leave_away();
+        if driver.residency.bytes_if_brought_back() > budget_bytes {
+            driver.residency.leave_away(|_| false);
             return Ok(false);
         }
         // What is due before an operator that is still to come has to wait for that to be looked at.
@@ -766,16 +831,21 @@ impl Shared {
             driver = self.carry_out(driver)?;
         }
         let restored = self.restore_all(driver).map(drop);
-        self.lock().residency.ending = Ending::No;
+        let mut driver = self.lock();
+        driver.residency.ending = Ending::No;
+        if restored.is_err() {
+            driver.residency.leave_away(|_| false);
+        }
         match restored {
             Err(Fault::NoRoom(_)) => Ok(false),
             restored => restored.map(|()| true),
         }
     }
 
-    /// Ends the iteration: everything is restored, within the budget where that can be.
-    pub(crate) fn end(&self) -> Result<Ended, Fault> {
-        let ended = self.restore_and_finish();
+    /// Ends the iteration, or a part of one that goes on: everything is restored, within the budget where that can be, but for what is
+    /// left away for its next part.
+    pub(crate) fn end(&self, goes_on: bool) -> Result<Ended, Fault> {
+        let ended = self.restore_and_finish(goes_on);
         shim::set_line(u64::MAX);
         let mut driver = self.lock();
         driver.residency.ending = Ending::No;
@@ -788,11 +858,15 @@ impl Shared {
         ended
     }
 
-    fn restore_and_finish(&self) -> Result<Ended, Fault> {
+    fn restore_and_finish(&self, goes_on: bool) -> Result<Ended, Fault> {
         let left = Instant::now();
         // What is restored is the runtime's.
         shim::time_on_device(DeviceTiming::Nothing);
         let mut driver = self.lock();
+        driver.goes_on = goes_on;
+        if !goes_on {
+            driver.residency.leave_away(|_| false);
+        }
         driver.absorb_deaths()?;
         driver.settle_end();
         driver.residency.settle_fresh();
@@ -811,14 +885,13 @@ impl Shared {
         driver.finish(left, ended)
     }
 
-    /// Evicts in the middle of an operator, as nobody has planned.
-    fn evict<T>(&self, evict: impl FnOnce(&mut Residency) -> Result<T, Fault>) -> Result<T, String> {
+    /// Makes room in the middle of an operator.
+    fn make_room<T>(&self, make: impl FnOnce(&mut Driver) -> Result<T, Fault>) -> Result<T, String> {
         let started = Instant::now();
         let mut driver = self.lock();
-        driver.runs_short();
-        let evicted = evict(&mut driver.residency);
+        let made = make(&mut driver);
         driver.lost_ns += started.elapsed().as_nanos() as u64;
-        evicted.map_err(|fault| fault.to_string())
+        made.map_err(|fault| fault.to_string())
     }
 
     /// Makes everything resident. Where bytes run out meanwhile, dropped storages come back first, at the expense of
@@ -868,7 +941,7 @@ impl Open {
         if self.is_inherited() {
             return Err(SessionError::Forked);
         }
-        let ended = self.shared.end();
+        let ended = self.shared.end(false);
         self.listening = None;
         Ok(ended?)
     }
@@ -884,7 +957,7 @@ impl Drop for Open {
         // The iteration panicked: its storages are restored all the same.
         if self.listening.is_some()
             && !self.is_inherited()
-            && let Err(fault) = self.shared.end()
+            && let Err(fault) = self.shared.end(false)
         {
             eprintln!("plimsoll: storages could not be restored: {fault}");
         }
@@ -945,10 +1018,19 @@ impl Observer for Shared {
     }
 
     fn pressed(&self, bytes: u64) -> Result<(), String> {
-        self.evict(|residency| residency.relieve(bytes))
+        self.make_room(|driver| {
+            driver.residency.release_for(bytes)?;
+            if !driver.residency.has_room(bytes) {
+                driver.runs_short();
+            }
+            driver.residency.relieve(bytes)
+        })
     }
 
     fn refused(&self, bytes: u64) -> Result<bool, String> {
-        self.evict(|residency| residency.relieve_device(bytes))
+        self.make_room(|driver| {
+            driver.runs_short();
+            driver.residency.relieve_device(bytes)
+        })
     }
 }

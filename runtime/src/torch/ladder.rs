@@ -107,6 +107,8 @@ pub(crate) struct Ladder {
     rungs: Vec<Rung>,
     /// Where an iteration tells which of them it is on.
     told: Told,
+    /// Where the one under way tells it, if that comes early, and no plan has to make room before.
+    early: Option<usize>,
     /// Whether that was told anew where nothing was left of what had told it first: as each of the batches tells it whose gradients
     /// add up. Then there are plans for what comes again alone, for none suits all.
     is_told_anew: bool,
@@ -124,7 +126,7 @@ impl Ladder {
     pub(crate) fn new(rung: Rung) -> Self {
         let rungs = vec![rung];
         let (fit, sizes, met) = (Fit::Exact, Sizes::default(), VecDeque::new());
-        Ladder { rungs, told: Told::default(), is_told_anew: false, at: 0, fit, sizes, met, refined: 0 }
+        Ladder { rungs, told: Told::default(), early: None, is_told_anew: false, at: 0, fit, sizes, met, refined: 0 }
     }
 
     /// The rung that the iteration under way, or the last one, goes by.
@@ -146,12 +148,12 @@ impl Ladder {
 
     /// The operator that nothing is to be done before: only then is it known how much is to be done.
     pub(crate) fn begins_at(&self) -> usize {
-        self.told.early.unwrap_or_default()
+        self.early.unwrap_or_default()
     }
 
     /// Whether any of the plans that the iteration may go by from here on may rerun an operator.
     pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
-        if self.told.early.is_some_and(|told| operator >= told) {
+        if self.early.is_some_and(|told| operator >= told) {
             return self.rung().scheduled.wants_recipe(operator);
         }
         self.rungs.iter().any(|rung| rung.scheduled.wants_recipe(operator))
@@ -178,6 +180,8 @@ impl Ladder {
 
     /// Starts another iteration.
     pub(crate) fn begin(&mut self) {
+        let may_wait = |told: &usize| self.rungs.iter().all(|rung| rung.scheduled.makes_room_at() >= *told);
+        self.early = self.told.early.filter(may_wait);
         self.fit = Fit::Exact;
         self.sizes.storages.clear();
         self.sizes.storages.resize(self.rung().known.trace.storages.len(), None);
@@ -489,6 +493,14 @@ pub(super) mod tests {
         assert_eq!(ladder.told.early, None, "half of the iteration is over then");
         ladder.insert(begins_at_once(3, [50, 500]), false);
         assert_eq!(ladder.told.early, Some(1), "the first operator makes what tells");
+        ladder.begin();
+        assert_eq!(ladder.begins_at(), 1);
+        let rung = ladder.rung_mut();
+        let mut schedule = Schedule::default();
+        schedule.push(0, Instruction::Drop(StorageId(0)));
+        rung.scheduled = Scheduled::new(&rung.known, Plan::keep_all(0), schedule, None);
+        ladder.begin();
+        assert_eq!(ladder.begins_at(), 0, "one plan makes room before the first operator");
         assert_eq!([ladder.remove(1), ladder.remove(1)].map(|(_, is_last)| is_last), [false; 2]);
         assert_eq!(ladder.told.early, None);
     }

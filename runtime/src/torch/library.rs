@@ -4,26 +4,29 @@
 //! are alike make a trace, and the trace a plan. Where they are alike but for the sizes of storages, they are one program, which
 //! has a plan for each of them, and for others as they come. A program whose makespan drifts is measured and planned anew.
 
-use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
+use super::absence::{Absence, Look, PartName, Price};
 use super::copy::{TierCopies, retimed, since};
-use super::driver::{Driver, Ended, Record};
+use super::driver::{Driver, Ended, Record, Wanted};
 use super::ladder::{Fit, Proposal, Rung, Served};
 use super::parts::{Cuts, Division};
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
+use super::shim::Entry;
 use super::succession::Succession;
 use crate::baselines::{Dtr, DtrSwap, baseline};
 use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
-use crate::lineage::{Lineage, WindowId};
+use crate::lineage::{Edges, Lineage, WindowId};
 use crate::plan::{Action, ActionSet, Plan};
 use crate::planner::{PORTFOLIO, Planned, Planner, least_feasible_budget, plan};
 use crate::policy::Policy;
+use crate::search::Limits;
 use crate::sweep::Problem;
-use crate::timeline::Timeline;
+use crate::timeline::{Prediction, Timeline};
 use crate::trace::Trace;
 
 /// Followed iterations in a row after which recording stops, until a program is not known again.
@@ -38,8 +41,13 @@ const PRESSED_MAX: u32 = 2;
 const PLANS_FREE: u64 = 32;
 /// What it may take then, of the loop's own time. What is planned beyond that is decoded greedily.
 const PLANNING_SHARE: f64 = 0.1;
+/// What it may have taken before it is found out for the first time what should stay away between the parts of an iteration.
+const SURVEY_SHARE: f64 = 0.5;
 /// How that is done; without a policy, by the baseline that was the best most often.
 const HASTY: Planner = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
+/// How a plan is made that nobody carries out, to find out what another would take.
+const SURVEY: Planner =
+    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::wall(Duration::from_millis(20)) };
 /// Iterations that wait for another one like them.
 const WAITING_MAX: usize = 64;
 /// Iterations of a program that may go otherwise than planned, or be disturbed, before it is left with the times that it has.
@@ -198,8 +206,10 @@ pub(super) struct Library {
     copies: Vec<TierCopies>,
     least_feasible_bytes: Option<u64>,
     division: Division,
-    /// The parts of the iteration under way that have ended.
+    /// The parts of the iteration under way that have ended, and the names of those that are programs, as far as they are known.
     before: Option<Part>,
+    parts: Vec<Option<PartName>>,
+    absence: Absence,
 }
 
 impl Library {
@@ -232,12 +242,15 @@ impl Library {
             least_feasible_bytes: None,
             division: Division::default(),
             before: None,
+            parts: Vec::new(),
+            absence: Absence::default(),
         }
     }
 
     /// An iteration begins. The last one may not have come to its end.
     pub(super) fn begin(&mut self) {
         self.before = None;
+        self.parts.clear();
     }
 
     /// Where iterations are divided.
@@ -255,9 +268,9 @@ impl Library {
         self.least_feasible_bytes
     }
 
-    /// The program that the next iteration is expected to be, and what is recorded of it: what followed such as came last, else
+    /// The program that the next iteration is expected to be, and what is to be done with it: what followed such as came last, else
     /// the latest. Where something unknown is expected, that is recorded.
-    pub(super) fn next(&mut self, driver: &mut Driver) -> (Option<usize>, Record) {
+    pub(super) fn next(&mut self, driver: &mut Driver) -> (Option<usize>, Wanted) {
         let next = self.programs.next();
         let is_next =
             |&((program, _), _): &((usize, usize), &Rung)| next == Some(Some(driver.programs[program].serial));
@@ -277,13 +290,19 @@ impl Library {
         if let Some((program, rung)) = leader {
             driver.programs[program].ladder.expect(rung);
         }
-        (leader.map(|(program, _)| program), record)
+        let is_foreseen = !self.awaits_unknown && self.programs.is_proven();
+        let wanted = Wanted { act: true, strictly: false, record, is_prelude: false, is_foreseen };
+        (leader.map(|(program, _)| program), wanted)
     }
 
     /// Learns from an iteration, or its last part.
     pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
         let Part { report: iteration, is_known } = match self.before.take() {
-            Some(before) => self.learn_one(driver, ended, budget_bytes, report).after(before),
+            Some(before) => {
+                let part = self.learn_one(driver, ended, budget_bytes, report).after(before);
+                self.settle_absence(driver, budget_bytes, report);
+                part
+            }
             None => self.learn_program(driver, ended, budget_bytes, report),
         };
         report.add(iteration, is_known);
@@ -334,6 +353,7 @@ impl Library {
                     _ => Served::Otherwise,
                 };
                 let program = driver.programs[index].serial;
+                self.fit_edges(driver, index, budget_bytes, report);
                 Some((program, self.refine(driver, index, (recorded.as_ref(), served), budget_bytes, report)))
             }
             None => {
@@ -348,6 +368,7 @@ impl Library {
         };
         self.programs.push(found.map(|(program, _)| program));
         self.rungs.push(found.map(|(_, rung)| rung));
+        self.parts.push(found.filter(|_| program.is_some()));
         self.division.note(found.is_some());
         self.keep_missed(driver, budget_bytes, report);
         if tells_anew && self.division.divide_passes() {
@@ -362,13 +383,75 @@ impl Library {
             let missed = program.take_missed();
             for rung in program.ladder.rungs_mut().iter_mut().filter(|_| !missed.is_empty()) {
                 let known = rung.known.without_evicting(|storage| missed.contains(&storage));
-                let before = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
-                let mut shelf = self.take_shelf(rung);
-                rung.scheduled = self.plan(&known, Some(&before), budget_bytes, &mut shelf, report);
-                rung.known = known;
-                self.shelves.insert(rung.serial, shelf);
+                self.know(rung, known, budget_bytes, report);
             }
         }
+    }
+
+    /// A program stands otherwise to the parts of an iteration before and after it than its plan has it.
+    fn fit_edges(&mut self, driver: &mut Driver, index: usize, budget_bytes: u64, report: &mut Report) {
+        let edges = driver.programs[index].edges(self.absence.away());
+        let rung = driver.programs[index].ladder.rung_mut();
+        if *rung.known.lineage.edges() != edges {
+            let known = rung.known.at(edges);
+            self.know(rung, known, budget_bytes, report);
+        }
+    }
+
+    /// An iteration that was divided has ended: decides, now and then, what stays away between its parts.
+    fn settle_absence(&mut self, driver: &Driver, budget_bytes: u64, report: &mut Report) {
+        let Some(parts) = std::mem::take(&mut self.parts).into_iter().collect() else { return };
+        // A baseline decides alone.
+        if !self.actions.swap || matches!(self.decider, Decider::Baseline(_)) {
+            return;
+        }
+        match self.absence.note(parts) {
+            Some(Look::First) if has_time(report, SURVEY_SHARE) => {}
+            Some(Look::Again) if has_time(report, PLANNING_SHARE) => {}
+            _ => return,
+        }
+        let started = Instant::now();
+        let mut absence = std::mem::take(&mut self.absence);
+        let program = |name: u64| driver.programs.iter().find(|program| program.serial == name);
+        let rung = |(program_name, name)| {
+            let program = program(program_name)?;
+            Some((program, program.ladder.rungs().iter().find(|rung| rung.serial == name)?))
+        };
+        let parts: Vec<_> = absence.parts().filter_map(rung).collect();
+        let going_on = parts.iter().map(|(program, _)| *program).filter(|program| program.goes_on);
+        let unused: BTreeSet<Entry> = going_on.flat_map(Program::unused).collect();
+        let with_bytes = unused.into_iter().filter_map(|entry| Some((entry, driver.residency.get(entry)?.bytes)));
+        let could: Vec<(Entry, u64)> = with_bytes.collect();
+        let mut prices: HashMap<(u64, Edges), Price> = HashMap::new();
+        absence.decide(could, |away| {
+            let price_of = |(program, rung): &(&Program, &Rung)| {
+                let edges = program.edges(away);
+                let price = || self.price(rung, edges.clone(), budget_bytes);
+                *prices.entry((rung.serial, edges.clone())).or_insert_with(price)
+            };
+            parts.iter().map(price_of).fold(Price::default(), Price::and)
+        });
+        self.absence = absence;
+        report.planning_ns += started.elapsed().as_nanos() as u64;
+    }
+
+    /// What a part of an iteration is predicted to take between such edges, by a plan that is made for that alone.
+    fn price(&self, rung: &Rung, edges: Edges, budget_bytes: u64) -> Price {
+        let (trace, lineage) = (&*rung.known.trace, Lineage::between(&rung.known.trace, edges));
+        let budget_bytes = budget_bytes.saturating_sub(self.shelves[&rung.serial].margin_bytes);
+        let problem = Problem { trace, lineage: &lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
+        let planned = self.decider.plan(problem, &SURVEY, Some(&rung.scheduled.plan));
+        let Prediction { makespan_ns, over_budget_bytes, .. } = planned.prediction;
+        Price { over_budget_bytes, makespan_ns }
+    }
+
+    /// Plans a program anew, of which more is known.
+    fn know(&mut self, rung: &mut Rung, known: Known, budget_bytes: u64, report: &mut Report) {
+        let before = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
+        let mut shelf = self.take_shelf(rung);
+        rung.scheduled = self.plan(&known, Some(&before), budget_bytes, &mut shelf, report);
+        rung.known = known;
+        self.shelves.insert(rung.serial, shelf);
     }
 
     /// Iterations are divided otherwise: what they were will not come again.
@@ -378,6 +461,7 @@ impl Library {
         self.recorded.clear();
         self.predecessor_recorded = false;
         (self.programs, self.rungs) = Default::default();
+        self.absence = Absence::default();
         self.calm = 0;
     }
 
@@ -439,6 +523,7 @@ impl Library {
         report: &mut Report,
     ) -> u64 {
         let has_place = driver.rungs().count() < self.plans_max;
+        let edges = driver.programs[index].edges(self.absence.away());
         let ladder = &mut driver.programs[index].ladder;
         let Some(Proposal { mut trace, is_hull }) = ladder.propose(served, has_place) else {
             return ladder.rung().serial;
@@ -451,7 +536,7 @@ impl Library {
             }
             None => Times::Wanted(Reason::Guessed),
         };
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, edges);
         trace.peak_bytes = lineage.keep_all_peak_bytes();
         let known = Known { trace: trace.into(), lineage: lineage.into() };
         let nearest = ladder.rung();
@@ -499,7 +584,7 @@ impl Library {
     ) -> Scheduled {
         let started = Instant::now();
         shelf.take_new_plan();
-        shelf.is_hasty = !(shelf.is_first && report.plans < PLANS_FREE || has_time(report));
+        shelf.is_hasty = !(shelf.is_first && report.plans < PLANS_FREE || has_time(report, PLANNING_SHARE));
         let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
@@ -549,6 +634,7 @@ impl Library {
     /// Makes every plan anew, for another budget.
     pub(super) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
         self.least_feasible_bytes = None;
+        self.absence.doubt();
         for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
             let Shelf { times, is_first, .. } = self.take_shelf(rung);
             let mut shelf = Shelf { times, is_first, ..Shelf::default() };
@@ -575,13 +661,13 @@ impl Library {
         let rung = ladder.rung_mut();
         if let Some(trace) = retimed {
             driver.residency.reactive.link = self.tiers.host;
-            rung.known = Known::of(trace);
+            rung.known = rung.known.with(trace);
             shelf = Shelf { margin_bytes: shelf.margin_bytes, is_first: shelf.is_first, ..Shelf::default() };
             self.replan(rung, budget_bytes, &mut shelf, report);
             report.replans += 1;
         } else if shelf.is_hasty
             && matches!(shelf.times, Times::Known | Times::Wanted(Reason::Guessed))
-            && has_time(report)
+            && has_time(report, PLANNING_SHARE)
         {
             self.replan(rung, budget_bytes, &mut shelf, report);
         } else if ran_short && !shelf.is_tight {
@@ -595,7 +681,7 @@ impl Library {
                     _ => {
                         let mut trace = Trace::clone(&rung.known.trace);
                         trace.unseen_bytes += surplus_bytes;
-                        rung.known = Known::of(trace);
+                        rung.known = rung.known.with(trace);
                         self.replan(rung, budget_bytes, &mut shelf, report);
                         rung.scheduled.exceeds_budget()
                     }
@@ -632,9 +718,9 @@ fn carried_over(plan: &Plan, from: &Lineage, to: &Lineage) -> Plan {
     carried
 }
 
-/// Whether planning has taken no more than its share.
-fn has_time(report: &Report) -> bool {
-    report.planning_ns as f64 <= PLANNING_SHARE * report.makespan_ns as f64
+/// Whether planning has taken no more than this share of the loop's time.
+fn has_time(report: &Report, share: f64) -> bool {
+    report.planning_ns as f64 <= share * report.makespan_ns as f64
 }
 
 impl Shelf {
@@ -806,8 +892,8 @@ mod tests {
     #[test]
     fn planning_may_take_its_share() {
         let after = |planning_ns| Report { planning_ns, makespan_ns: 1_000, ..Report::default() };
-        assert!(!has_time(&after(101)));
-        assert!(has_time(&after(100)));
+        assert!(!has_time(&after(101), PLANNING_SHARE));
+        assert!(has_time(&after(100), PLANNING_SHARE));
     }
 
     #[test]

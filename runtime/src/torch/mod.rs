@@ -3,6 +3,7 @@
 //!
 //! Mechanism that only C++ can reach stands in the shim beside this file; every decision is made in Rust.
 
+mod absence;
 mod ancestry;
 pub mod census;
 pub mod copy;

@@ -1,5 +1,5 @@
 //! Divides iterations into parts, each of which is known and planned by itself, as an iteration would be. In between everything is
-//! resident.
+//! resident but what is left away for the next part (`absence.rs`).
 //!
 //! An iteration's *prelude* is what it does before autograd records its first operator: it draws a batch, say, and augments it, by
 //! operators or on shapes that chance decides. Where iterations are not alike for that alone, the prelude is divided from the rest.
@@ -155,7 +155,7 @@ impl Divider {
         lock(&self.parts).is_recorded(phase)
     }
 
-    /// Ends the parts of an iteration that end before this operator, and begins the next, where everything can be resident in between.
+    /// Ends the parts of an iteration that end before this operator, and begins the next, where what is to be resident in between can be.
     pub(super) fn divide(&self, operator: &RawOperator, phase: Phase, recorded: bool) -> Result<(), SessionError> {
         // A prelude may end before the operator that it begins with.
         while lock(&self.parts).end_before(operator, phase, recorded) {
@@ -163,14 +163,19 @@ impl Divider {
             if !self.shared.make_resident(budget_bytes)? {
                 break;
             }
-            self.turn(|keeper, driver, ended| keeper.after_part(driver, ended))?;
+            self.turn(true, |keeper, driver, ended| keeper.after_part(driver, ended))?;
         }
         Ok(())
     }
 
-    /// Ends what is under way in the middle of a loop, learns from it, and begins what is `next`.
-    pub(super) fn turn(&self, next: impl FnOnce(&mut Keeper, &mut Driver, Ended) -> Next) -> Result<(), SessionError> {
-        let ended = self.end()?;
+    /// Ends what is under way in the middle of a loop, an iteration or a part of one that `goes_on`, learns from it, and begins what
+    /// is `next`.
+    pub(super) fn turn(
+        &self,
+        goes_on: bool,
+        next: impl FnOnce(&mut Keeper, &mut Driver, Ended) -> Next,
+    ) -> Result<(), SessionError> {
+        let ended = self.end(goes_on)?;
         shim::find_dead();
         let next = next(&mut lock(&self.keeper), &mut self.shared.lock(), ended);
         self.begin(&next);
@@ -178,8 +183,8 @@ impl Divider {
     }
 
     /// Ends what is under way. Where that fails, further operators are refused.
-    pub(super) fn end(&self) -> Result<Ended, SessionError> {
-        self.shared.end().map_err(|fault| {
+    pub(super) fn end(&self, goes_on: bool) -> Result<Ended, SessionError> {
+        self.shared.end(goes_on).map_err(|fault| {
             self.shared.lock().refusal = Some(fault.to_string());
             fault.into()
         })

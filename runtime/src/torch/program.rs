@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
 use super::shim::{Entry, RawOperator};
-use crate::lineage::{Lineage, VersionId};
+use crate::lineage::{Edges, Lineage, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
 use crate::timeline::Prediction;
@@ -21,8 +21,24 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// A whole iteration.
     pub(crate) fn of(trace: Trace) -> Self {
-        Known { lineage: Arc::new(Lineage::of(&trace)), trace: Arc::new(trace) }
+        Self::between(trace, Edges::default())
+    }
+
+    /// A part of one.
+    pub(crate) fn between(trace: Trace, edges: Edges) -> Self {
+        Known { lineage: Arc::new(Lineage::between(&trace, edges)), trace: Arc::new(trace) }
+    }
+
+    /// The same part, between other edges.
+    pub(crate) fn at(&self, edges: Edges) -> Self {
+        Known { lineage: Arc::new(Lineage::between(&self.trace, edges)), trace: Arc::clone(&self.trace) }
+    }
+
+    /// Another trace of the same program.
+    pub(crate) fn with(&self, trace: Trace) -> Self {
+        Self::between(trace, self.lineage.edges().clone())
     }
 
     /// The same, where these storages stay where they are.
@@ -31,7 +47,7 @@ impl Known {
         for (_, storage) in (0..).map(StorageId).zip(&mut trace.storages).filter(|(id, _)| is_kept(*id)) {
             storage.locked = Some("not the same in every iteration".to_owned());
         }
-        Known::of(trace)
+        self.with(trace)
     }
 }
 
@@ -61,6 +77,14 @@ impl Scheduled {
     /// Whether an operator may have to be rerun.
     pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
         self.recipe_wanted.get(operator).copied().unwrap_or(false)
+    }
+
+    /// The first operator before which it releases bytes, or one that no trace has.
+    pub(crate) fn makes_room_at(&self) -> usize {
+        let releases =
+            |instruction: &Instruction| matches!(instruction, Instruction::FinishOffload(_) | Instruction::Drop(_));
+        let first = self.schedule.steps().iter().find(|(_, instruction)| releases(instruction));
+        first.map_or(usize::MAX, |&(before, _)| before as usize)
     }
 
     /// Whether the plan is predicted to exceed its budget.
@@ -143,6 +167,11 @@ pub(crate) struct Program {
     is_unused: Vec<bool>,
     /// Those of these that the loop has let go of, or used after all.
     missed: Vec<StorageId>,
+    /// What every part of an iteration that came just before it left unused, in order: nothing, once it was seen to begin one. None
+    /// while nobody knows.
+    unused_before: Option<Vec<StorageId>>,
+    /// Whether it was seen to be a part of an iteration that goes on.
+    pub(crate) goes_on: bool,
     /// Storages that a plan may evict, and of which only an operator of this iteration told which they are.
     pub(crate) found: Vec<(StorageId, Entry)>,
     /// Those of which it was told before the first one.
@@ -180,6 +209,8 @@ impl Program {
             may_be_rebuilt,
             is_unused,
             missed: Vec::new(),
+            unused_before: None,
+            goes_on: false,
             serial: rung.serial,
             ladder: Ladder::new(rung),
             names: Vec::new(),
@@ -265,6 +296,40 @@ impl Program {
         let missed: Vec<StorageId> = unused.filter(alike).collect();
         missed.iter().for_each(|storage| self.is_unused[storage.index()] = false);
         missed
+    }
+
+    /// Storages that are there all the time and not used.
+    pub(crate) fn unused(&self) -> impl Iterator<Item = Entry> {
+        let unused = (0..).map(StorageId).zip(&self.is_unused).filter(|(_, is_unused)| **is_unused);
+        unused.filter_map(|(storage, _)| self.entry(storage))
+    }
+
+    /// How it stands to the other parts of an iteration, where these storages are away between them.
+    pub(crate) fn edges(&self, away: &[Entry]) -> Edges {
+        let mut storages: Vec<StorageId> = away.iter().filter_map(|&entry| self.standing.storage(entry)).collect();
+        storages.sort_unstable();
+        let (mut away, mut stays) = (storages.clone(), storages);
+        let unused_before = self.unused_before.as_deref().unwrap_or_default();
+        away.retain(|storage| unused_before.binary_search(storage).is_ok());
+        stays.retain(|storage| self.goes_on && self.is_unused[storage.index()]);
+        Edges { away, stays }
+    }
+
+    /// What came before it in its iteration left these unused.
+    pub(crate) fn comes_after(&mut self, unused: &[Entry]) {
+        let storages = unused.iter().filter_map(|&entry| self.standing.storage(entry));
+        let mut now: Vec<StorageId> = storages.filter(|storage| storage.index() < self.initial()).collect();
+        now.sort_unstable();
+        if let Some(before) = &self.unused_before {
+            now.retain(|storage| before.binary_search(storage).is_ok());
+        }
+        self.unused_before = Some(now);
+    }
+
+    /// Whether its plan leaves a storage away when it ends.
+    pub(crate) fn stays(&self, entry: Entry) -> bool {
+        let stays = &self.ladder.rung().known.lineage.edges().stays;
+        self.standing.storage(entry).is_some_and(|storage| stays.binary_search(&storage).is_ok())
     }
 
     /// What it calls every storage of the trace that is there.

@@ -120,17 +120,17 @@ impl Default for Recording {
 }
 
 impl Recording {
-    /// Starts with the storages that are known.
-    pub(crate) fn begin(before: HashMap<Entry, Known>, started: Instant, live_bytes: u64) -> Self {
-        let now = RecordedIteration { start_bytes: live_bytes, ..RecordedIteration::default() };
+    /// Starts with the storages that are known, and so many bytes if all of them were resident.
+    pub(crate) fn begin(before: HashMap<Entry, Known>, started: Instant, start_bytes: u64) -> Self {
+        let now = RecordedIteration { start_bytes, ..RecordedIteration::default() };
         Recording { now, before, started, last_end: started, arrived: started, recorded: shim::recorded() }
     }
 
-    /// An operator is about to run. Deaths must have been told.
-    pub(crate) fn arrive(&mut self, at: Instant, live_bytes: u64) {
+    /// An operator is about to run. Deaths must have been told. So many bytes were there before the first, if all were resident.
+    pub(crate) fn arrive(&mut self, at: Instant, start_bytes: u64) {
         self.arrived = at;
         if self.now.steps.is_empty() {
-            self.now.start_bytes = live_bytes;
+            self.now.start_bytes = start_bytes;
         }
         if self.now.first_recorded.is_none() && shim::phase() == Phase::Forward && shim::recorded() != self.recorded {
             self.now.first_recorded = Some(self.now.steps.len());

@@ -48,6 +48,8 @@ pub(crate) struct Live {
     /// Operators and reruns that will use its bytes once their other inputs are there: it should stay, and it is not
     /// dropped.
     pub(crate) awaited: u32,
+    /// In the slow tier, or on its way there, when a part of an iteration ends, and not brought back for the next.
+    pub(crate) is_left_away: bool,
     /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
     pub(crate) is_fresh: bool,
     /// Made by the backward pass, and not known to be a root.
@@ -121,6 +123,8 @@ pub(crate) struct Residency {
     pub(super) beside: Vec<VersionId>,
     pub(super) dropped: BTreeSet<VersionId>,
     held: Vec<Entry>,
+    /// Offloads whose bytes a plan takes for released: they are when somebody needs them.
+    pub(super) unreleased: VecDeque<Entry>,
     /// Why nothing is swapped any more in this iteration.
     pub(super) swap_refused: Option<CopyError>,
     pub(super) rebuilds: u32,
@@ -152,6 +156,7 @@ impl Residency {
             beside: Vec::new(),
             dropped: BTreeSet::new(),
             held: Vec::new(),
+            unreleased: VecDeque::new(),
             swap_refused: None,
             rebuilds: 0,
             ending: Ending::No,
@@ -200,6 +205,26 @@ impl Residency {
         shim::live_bytes() + away_bytes
     }
 
+    /// The same, but for what is left away.
+    pub(crate) fn bytes_if_brought_back(&self) -> u64 {
+        let left_bytes: u64 = self.live.iter().flatten().filter(|live| live.is_left_away).map(|live| live.bytes).sum();
+        self.bytes_if_resident().saturating_sub(left_bytes)
+    }
+
+    /// Decides what is left away of what is away.
+    pub(crate) fn leave_away(&mut self, stays: impl Fn(Entry) -> bool) {
+        for (entry, live) in self.live.iter_mut().enumerate() {
+            let Some(live) = live else { continue };
+            let is_away = matches!(live.place, Place::Offloading(_) | Place::Offloaded);
+            live.is_left_away = is_away && stays(Entry::at(entry));
+        }
+    }
+
+    /// Whether anything is.
+    pub(crate) fn has_left_away(&self) -> bool {
+        self.live.iter().flatten().any(|live| live.is_left_away)
+    }
+
     /// Storages held for the sake of dropped ones.
     pub(crate) fn held(&self) -> &[Entry] {
         &self.held
@@ -220,6 +245,7 @@ impl Residency {
             version: None,
             users: 0,
             awaited: 0,
+            is_left_away: false,
             is_fresh: false,
             is_gradient: false,
             last_use_ns,
@@ -538,7 +564,7 @@ impl Residency {
         self.live.iter_mut().flatten().for_each(|live| live.is_fresh = false);
     }
 
-    /// Forgets all recipes. Everything must be resident.
+    /// Forgets all recipes. Everything must be resident, or left away.
     pub(crate) fn forget_makers(&mut self) {
         self.live.iter_mut().flatten().for_each(|live| live.version = None);
         self.ancestry.clear();
@@ -558,17 +584,22 @@ impl Residency {
         Ok(bytes)
     }
 
-    /// Lets go of every copy and of everything beside the program. Everything must be resident.
+    /// Lets go of every copy of what is resident and of everything beside the program.
     pub(crate) fn tidy_up(&mut self) -> Result<(), Fault> {
-        for index in 0..self.live.len() {
-            self.free_copy(Entry::at(index));
+        for entry in (0..self.live.len()).map(Entry::at) {
+            if self.are_resident(&[entry]) {
+                self.free_copy(entry);
+            }
         }
         for version in std::mem::take(&mut self.beside) {
             if let Some(entry) = self.ancestry.version_mut(version).beside.take() {
                 shim::discard(entry)?;
             }
         }
-        self.offloading.clear();
+        let mut offloading = std::mem::take(&mut self.offloading);
+        offloading.retain(|&entry| self.get(entry).is_some_and(|live| live.is_left_away));
+        self.unreleased = offloading.clone();
+        self.offloading = offloading;
         Ok(())
     }
 
@@ -580,6 +611,7 @@ impl Residency {
         for (entry, live) in self.iter() {
             let dropped = live.version.is_some_and(|version| self.dropped.contains(&version));
             assert_eq!(dropped, matches!(live.place, Place::Dropped), "{entry:?} is {:?}", live.place);
+            assert!(live.is_left_away || matches!(live.place, Place::Resident), "{entry:?} is {:?}", live.place);
             let away = matches!(live.place, Place::Offloading(_) | Place::Offloaded | Place::Prefetching(_));
             assert!(!away || live.copy.is_some(), "{entry:?} is {:?} without a copy", live.place);
             if let Some(version) = live.version {

@@ -271,8 +271,7 @@ impl Keeper {
         driver.residency.reactive.makespan_ns = self.library.makespan_ns();
         let cuts = self.cuts();
         let is_prelude = may_have_prelude && cuts.after_prelude;
-        let (leader, record) = if is_prelude { (None, Record::Nothing) } else { self.library.next(driver) };
-        let wanted = Wanted { act: true, strictly: false, record, is_prelude };
+        let (leader, wanted) = if is_prelude { (None, Wanted::PRELUDE) } else { self.library.next(driver) };
         // Where every operator is refused, nothing is to be evicted.
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes }, cuts }
     }

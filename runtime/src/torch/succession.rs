@@ -11,11 +11,17 @@ const PAST: usize = 256;
 /// Iterations in a row that tell enough, and how often they have to have been seen for that.
 const ALIKE: usize = 64;
 const ENOUGH: usize = 3;
+/// Iterations in a row that have to have come as foreseen for the next one to count as foreseen.
+const PROVEN: u32 = 8;
 
 /// Which programs ran, the latest last. None stands for one that was not known.
 #[derive(Debug, Default)]
 pub(super) struct Succession {
     past: Vec<Option<u64>>,
+    /// What was said to come next.
+    foreseen: Option<Option<u64>>,
+    /// How many in a row came as was said.
+    proven: u32,
 }
 
 impl Succession {
@@ -25,6 +31,8 @@ impl Succession {
     }
 
     pub(super) fn push(&mut self, program: Option<u64>) {
+        let is_foreseen = program.is_some() && self.foreseen.take() == Some(program);
+        self.proven = if is_foreseen { self.proven + 1 } else { 0 };
         if self.past.len() == 2 * PAST {
             self.past.drain(..PAST);
         }
@@ -33,7 +41,17 @@ impl Succession {
 
     /// The program that comes next, or that it is none that is known: what came oftenest, and of that the latest, when so many iterations before were what the
     /// last ones are, in the same order, as there ever were.
-    pub(super) fn next(&self) -> Option<Option<u64>> {
+    pub(super) fn next(&mut self) -> Option<Option<u64>> {
+        self.foreseen = self.foresee();
+        self.foreseen
+    }
+
+    /// Whether what comes next is what was said, as far as can be told.
+    pub(super) fn is_proven(&self) -> bool {
+        self.proven >= PROVEN
+    }
+
+    fn foresee(&self) -> Option<Option<u64>> {
         let past = &self.past[self.past.len().saturating_sub(PAST)..];
         let (mut came, mut most) = (Vec::new(), 1);
         for place in (0..past.len()).rev() {
@@ -130,6 +148,19 @@ mod tests {
         }
         // The first rounds, what nobody could know, and what came after that for the first time.
         assert!(wrong.iter().all(|&at| at < 12 || at % 100 == 99 || at == 100 || at == 103), "{wrong:?}");
+    }
+
+    #[test]
+    fn what_comes_next_is_proven_after_a_while_and_until_something_else_comes() {
+        let mut succession = Succession::default();
+        let mut run = |program| {
+            succession.next();
+            succession.push(Some(program));
+            succession.is_proven()
+        };
+        let proven: Vec<bool> = [1, 2, 2].repeat(6).into_iter().map(&mut run).collect();
+        assert!(proven[..8].iter().all(|is_proven| !is_proven) && proven[15..].iter().all(|&is_proven| is_proven));
+        assert!(!run(3));
     }
 
     #[test]

@@ -78,6 +78,20 @@ impl Residency {
         Ok(())
     }
 
+    /// Releases what a plan takes for released, until so many bytes more fit: last what is used first.
+    pub(crate) fn release_for(&mut self, bytes: u64) -> Result<(), Fault> {
+        while !self.has_room(bytes)
+            && let Some(entry) = self.unreleased.pop_back()
+        {
+            match self.finish_offload(entry) {
+                // The bytes are back in place.
+                Err(Fault::Copy(_)) | Ok(()) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for an offload and puts the bytes back in place: the program wants them already.
     pub(crate) fn recall(&mut self, entry: Entry) -> Result<(), Fault> {
         self.offloading.retain(|other| *other != entry);

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
+use plimsoll_runtime::lineage::{EVICTION_FLOOR_BYTES, Edges};
 use plimsoll_runtime::schedule::Instruction;
-use plimsoll_runtime::trace::{AccessMode, OperatorId, StorageId};
+use plimsoll_runtime::trace::{AccessMode, Operator, OperatorId, StorageId};
 use plimsoll_runtime::{Schedule, Trace};
 
 type Value = u64;
@@ -132,6 +132,7 @@ pub struct Carried {
 
 struct Interpreter<'a> {
     trace: &'a Trace,
+    edges: &'a Edges,
     truth: Truth,
     seats: Vec<Seat>,
     beside: BTreeMap<Version, (StorageId, Value)>,
@@ -146,8 +147,8 @@ struct Interpreter<'a> {
     carried: Carried,
 }
 
-/// Runs one iteration of `trace` under `schedule`. Panics where the schedule does anything unlawful.
-pub fn carry_out(trace: &Trace, schedule: &Schedule) -> Carried {
+/// Runs one iteration of `trace`, or a part of one between `edges`, under `schedule`. Panics where the schedule does anything unlawful.
+pub fn carry_out(trace: &Trace, edges: &Edges, schedule: &Schedule) -> Carried {
     let truth = Truth::of(trace);
     let seats = (0..trace.storages.len())
         .map(|index| match index < trace.initial_storages as usize {
@@ -157,6 +158,7 @@ pub fn carry_out(trace: &Trace, schedule: &Schedule) -> Carried {
         .collect();
     let mut interpreter = Interpreter {
         trace,
+        edges,
         truth,
         seats,
         beside: BTreeMap::new(),
@@ -168,7 +170,13 @@ pub fn carry_out(trace: &Trace, schedule: &Schedule) -> Carried {
         carried: Carried::default(),
     };
     let initial: u64 = trace.storages[..trace.initial_storages as usize].iter().map(|storage| storage.bytes).sum();
-    interpreter.allocate(initial);
+    let away = schedule.steps().iter().filter_map(|(_, step)| match step {
+        Instruction::LeaveAway { storage, .. } => Some(interpreter.bytes(*storage)),
+        _ => None,
+    });
+    let away_bytes: u64 = away.sum();
+    interpreter.allocate(initial - away_bytes);
+    interpreter.device_bytes += away_bytes;
     let mut steps = schedule.steps().iter().peekable();
     for index in 0..=trace.operators.len() {
         while let Some(&(_, instruction)) = steps.next_if(|(before, _)| *before as usize == index) {
@@ -229,6 +237,16 @@ impl Interpreter<'_> {
                 self.carried.offloaded_bytes += self.bytes(storage);
                 let seat = &mut self.seats[storage.index()];
                 (seat.place, seat.copy) = (Place::Offloading, seat.device);
+            }
+            Instruction::LeaveAway { storage, tier } => {
+                self.expect(storage, Place::Resident, instruction);
+                assert!(self.done == 0 && self.edges.away.contains(&storage), "{instruction:?} is not away");
+                assert_eq!(self.tier[storage.index()].replace(tier), None, "{instruction:?} while there is a copy");
+                self.slow_bytes[tier as usize] += self.bytes(storage);
+                let most = &mut self.carried.slow_peak_bytes[tier as usize];
+                *most = (*most).max(self.slow_bytes[tier as usize]);
+                self.seats[storage.index()].copy = self.seats[storage.index()].device;
+                self.vacate(storage, Place::Offloaded);
             }
             Instruction::FinishOffload(storage) => {
                 self.expect(storage, Place::Offloading, instruction);
@@ -381,8 +399,17 @@ impl Interpreter<'_> {
     fn finish(self) -> Carried {
         assert!(self.beside.is_empty(), "left beside their storages: {:?}", self.beside);
         let mut live_bytes = self.trace.unseen_bytes;
+        let touched = |operator: &Operator, storage: StorageId| {
+            operator.frees.contains(&storage) || operator.accesses.iter().any(|access| access.storage == storage)
+        };
+        let is_unused = |storage| !self.trace.operators.iter().any(|operator| touched(operator, storage));
         for (index, seat) in self.seats.iter().enumerate() {
-            if seat.place != Place::Absent {
+            let is_initial = index < self.trace.initial_storages as usize;
+            let storage = StorageId(index as u32);
+            if seat.place == Place::Offloaded && is_initial && self.edges.stays.contains(&storage) {
+                assert!(is_unused(storage), "storage {index} is used and stays away: {seat:?}");
+                assert_eq!(seat.copy, Some(self.truth.value[seat.holds]), "storage {index} stays away: {seat:?}");
+            } else if seat.place != Place::Absent {
                 let right = seat.place == Place::Resident && seat.device == Some(self.truth.value[seat.holds]);
                 assert!(right, "storage {index} at the iteration's end: {seat:?}");
                 live_bytes += self.trace.storages[index].bytes;

@@ -6,6 +6,7 @@ pub mod drawn_policy;
 pub mod interpreter;
 pub mod oracle;
 pub mod problems;
+pub mod random_edges;
 pub mod random_plan;
 pub mod random_trace;
 pub mod realistic;

@@ -167,7 +167,14 @@ impl<'a> Oracle<'a> {
             stack: Vec::new(),
             slab: Slab::default(),
         };
+        for &window in lineage.decided() {
+            oracle.actions[window.index()] = Action::Swap;
+        }
         oracle.place();
+        let away = lineage.decided().iter().filter(|id| lineage.begins_away(**id));
+        let away = away.filter(|id| oracle.actions[id.index()] == Action::Swap);
+        let away_bytes: u64 = away.map(|id| oracle.bytes(lineage.window(*id).storage)).sum();
+        oracle.at.result.peak_bytes -= away_bytes;
         oracle.decide_prefetches();
         oracle
     }
@@ -323,6 +330,15 @@ impl<'a> Oracle<'a> {
 
     fn offload(&mut self, id: WindowId) {
         let (storage, tier) = (self.lineage.window(id).storage, self.tier[id.index()]);
+        self.at.slow_bytes[tier as usize] += self.bytes(storage);
+        let [host_bytes, file_bytes] = self.at.slow_bytes;
+        self.at.result.host_peak_bytes = self.at.result.host_peak_bytes.max(host_bytes);
+        self.at.result.file_peak_bytes = self.at.result.file_peak_bytes.max(file_bytes);
+        if self.lineage.begins_away(id) {
+            self.at.resident_bytes -= self.bytes(storage);
+            self.at.residency[storage.index()] = Residency::Offloaded;
+            return self.emit(Instruction::LeaveAway { storage, tier });
+        }
         let transfer_ns = self.link(tier).offload_transfer_ns(self.bytes(storage));
         let joins = self.joins_slab(storage, tier);
         let begin_ns = if joins {
@@ -339,13 +355,7 @@ impl<'a> Oracle<'a> {
         self.at.copy_done_ns[storage.index()] = done_ns;
         let together = self.at.offloads.len() - self.slab.members.len().max(1);
         self.at.offloads.iter_mut().skip(together).for_each(|offload| offload.done_ns = done_ns);
-        let bytes = self.bytes(storage);
-        self.at.slow_bytes[tier as usize] += bytes;
-        let [host_bytes, file_bytes] = self.at.slow_bytes;
-        let result = &mut self.at.result;
-        result.offloaded_bytes += bytes;
-        result.host_peak_bytes = result.host_peak_bytes.max(host_bytes);
-        result.file_peak_bytes = result.file_peak_bytes.max(file_bytes);
+        self.at.result.offloaded_bytes += self.bytes(storage);
         self.at.residency[storage.index()] = Residency::Offloading;
         self.emit(Instruction::Offload { storage, tier, joins });
         self.contend(storage, tier);

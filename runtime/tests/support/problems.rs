@@ -3,6 +3,7 @@
 use plimsoll_runtime::{ActionSet, Lineage, Link, Problem};
 
 use super::draw::Draw;
+use super::random_edges::random_edges;
 use super::random_trace::random_trace;
 
 const SETS: [ActionSet; 3] =
@@ -14,7 +15,7 @@ pub fn for_random_problems(count: u64, operators_max: u64, mut check: impl FnMut
     for seed in 0.. {
         let mut draw = Draw::new(seed);
         let trace = random_trace(&mut draw, operators_max);
-        let lineage = Lineage::of(&trace);
+        let lineage = Lineage::between(&trace, random_edges(&mut draw, &trace));
         let (least, peak) = (*lineage.keep_all_bytes().last().unwrap(), lineage.keep_all_peak_bytes());
         let mut link = Link::symmetric(draw.pick(&[1e9, 1e10, 1e11]), draw.pick(&[0, 300]));
         link.contention_ns_per_byte = draw.pick(&[0.0, 0.01]);

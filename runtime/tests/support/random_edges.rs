@@ -1,0 +1,19 @@
+//! How parts of iterations may stand to those before and after them.
+
+use plimsoll_runtime::Trace;
+use plimsoll_runtime::lineage::Edges;
+use plimsoll_runtime::trace::StorageId;
+
+use super::draw::Draw;
+
+/// A whole iteration, mostly, or a part of one, which finds some of its initial storages away.
+pub fn random_edges(draw: &mut Draw, trace: &Trace) -> Edges {
+    if draw.chance(60) {
+        return Edges::default();
+    }
+    let mut some = || {
+        let percent = draw.pick(&[0, 50, 100]);
+        (0..trace.initial_storages).map(StorageId).filter(|_| draw.chance(percent)).collect()
+    };
+    Edges { away: some(), stays: some() }
+}
