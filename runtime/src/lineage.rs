@@ -148,6 +148,8 @@ pub struct Lineage {
     stays: Vec<bool>,
     /// Windows whose storages are away when the trace begins or ends.
     decided: Vec<WindowId>,
+    /// Bytes of what is away when it begins.
+    away_bytes: u64,
 }
 
 impl Lineage {
@@ -289,6 +291,12 @@ impl Lineage {
         *self.start_ns.last().expect("start_ns has an entry for the iteration's end")
     }
 
+    /// Most bytes before operator `index` if nothing is evicted but what is away from the start on.
+    pub(crate) fn most_bytes_until(&self, index: usize) -> u64 {
+        let most_bytes = self.keep_all_bytes[..index].iter().copied().max().unwrap_or(0);
+        most_bytes.saturating_sub(self.away_bytes)
+    }
+
     /// Peak bytes if nothing is evicted.
     pub fn keep_all_peak_bytes(&self) -> u64 {
         self.keep_all_bytes.iter().copied().max().unwrap_or(0)
@@ -426,6 +434,8 @@ impl<'a> Builder<'a> {
         let ids = (0..).map(WindowId).zip(self.windows.iter().zip(&stays));
         let decided = ids.filter(|(_, (window, stays))| **stays || edges.has_away(window)).map(|(id, _)| id);
         let decided = decided.collect();
+        let away = self.windows.iter().filter(|window| edges.has_away(window));
+        let away_bytes = away.map(|window| trace.storages[window.storage.index()].bytes).sum();
         let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);
         Lineage {
             windows_starting: Lists::gather(count + 1, &by(|window| window.start)),
@@ -448,6 +458,7 @@ impl<'a> Builder<'a> {
                 .collect(),
             start_ns,
             decided,
+            away_bytes,
             edges,
             stays,
         }

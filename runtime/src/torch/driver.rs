@@ -165,7 +165,7 @@ impl Driver {
         self.is_foreseen = wanted.is_foreseen;
         self.start_bytes = None;
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
-            program.begin();
+            program.begin(self.residency.reactive.line_bytes);
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }

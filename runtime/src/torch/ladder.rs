@@ -107,7 +107,7 @@ pub(crate) struct Ladder {
     rungs: Vec<Rung>,
     /// Where an iteration tells which of them it is on.
     told: Told,
-    /// Where the one under way tells it, if that comes early, and no plan has to make room before.
+    /// Where the one under way tells it, if that comes early, and everything fits until then.
     early: Option<usize>,
     /// Whether that was told anew where nothing was left of what had told it first: as each of the batches tells it whose gradients
     /// add up. Then there are plans for what comes again alone, for none suits all.
@@ -178,10 +178,11 @@ impl Ladder {
         self.at = rung;
     }
 
-    /// Starts another iteration.
-    pub(crate) fn begin(&mut self) {
-        let may_wait = |told: &usize| self.rungs.iter().all(|rung| rung.scheduled.makes_room_at() >= *told);
-        self.early = self.told.early.filter(may_wait);
+    /// Starts another iteration, within so many bytes.
+    pub(crate) fn begin(&mut self, line_bytes: u64) {
+        let fits =
+            |told: &usize| self.rungs.iter().all(|rung| rung.known.lineage.most_bytes_until(*told) <= line_bytes);
+        self.early = self.told.early.filter(fits);
         self.fit = Fit::Exact;
         self.sizes.storages.clear();
         self.sizes.storages.resize(self.rung().known.trace.storages.len(), None);
@@ -417,7 +418,7 @@ pub(super) mod tests {
 
     /// An iteration at these sizes: the rung that it ends on, and how it fits.
     fn run(ladder: &mut Ladder, bytes: [u64; 2]) -> (u64, Fit) {
-        ladder.begin();
+        ladder.begin(u64::MAX);
         ladder.starts_with(100);
         for (storage, bytes) in (0..).map(StorageId).zip(bytes) {
             ladder.see(storage, bytes);
@@ -493,14 +494,10 @@ pub(super) mod tests {
         assert_eq!(ladder.told.early, None, "half of the iteration is over then");
         ladder.insert(begins_at_once(3, [50, 500]), false);
         assert_eq!(ladder.told.early, Some(1), "the first operator makes what tells");
-        ladder.begin();
+        ladder.begin(58);
         assert_eq!(ladder.begins_at(), 1);
-        let rung = ladder.rung_mut();
-        let mut schedule = Schedule::default();
-        schedule.push(0, Instruction::Drop(StorageId(0)));
-        rung.scheduled = Scheduled::new(&rung.known, Plan::keep_all(0), schedule, None);
-        ladder.begin();
-        assert_eq!(ladder.begins_at(), 0, "one plan makes room before the first operator");
+        ladder.begin(57);
+        assert_eq!(ladder.begins_at(), 0, "the first operator of one takes 58 bytes");
         assert_eq!([ladder.remove(1), ladder.remove(1)].map(|(_, is_last)| is_last), [false; 2]);
         assert_eq!(ladder.told.early, None);
     }

@@ -79,14 +79,6 @@ impl Scheduled {
         self.recipe_wanted.get(operator).copied().unwrap_or(false)
     }
 
-    /// The first operator before which it releases bytes, or one that no trace has.
-    pub(crate) fn makes_room_at(&self) -> usize {
-        let releases =
-            |instruction: &Instruction| matches!(instruction, Instruction::FinishOffload(_) | Instruction::Drop(_));
-        let first = self.schedule.steps().iter().find(|(_, instruction)| releases(instruction));
-        first.map_or(usize::MAX, |&(before, _)| before as usize)
-    }
-
     /// Whether the plan is predicted to exceed its budget.
     pub(crate) fn exceeds_budget(&self) -> bool {
         self.prediction.is_some_and(|prediction| prediction.over_budget_bytes > 0)
@@ -252,14 +244,14 @@ impl Program {
         self.hand_over(true);
     }
 
-    /// Starts another iteration.
-    pub(crate) fn begin(&mut self) {
+    /// Starts another iteration, within so many bytes.
+    pub(crate) fn begin(&mut self, line_bytes: u64) {
         self.matches = true;
         self.operator = 0;
         self.step = 0;
         self.misfit = None;
         self.is_off_plan = false;
-        self.ladder.begin();
+        self.ladder.begin(line_bytes);
         self.found.clear();
         self.told.clear();
         self.is_misled = false;
