@@ -5,10 +5,11 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::file::{FileError, FileKind, read_envelope, write_envelope};
+use crate::hardware::SlowTiers;
 use crate::lineage::WindowId;
 
 /// The newest plan format that this build reads and writes.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// What becomes of a storage while it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -113,6 +114,8 @@ pub struct PlanFile {
     pub policy: String,
     /// The budget in device bytes.
     pub budget_bytes: u64,
+    /// What copies were reckoned to take.
+    pub tiers: SlowTiers,
     /// The actions.
     pub plan: Plan,
 }

@@ -30,6 +30,7 @@ impl Files {
             workload: "awkward".to_owned(),
             policy: "keep-all".to_owned(),
             budget_bytes: 1 << 20,
+            tiers: fast_link().into(),
             plan: Plan::keep_all(recorded.lineage.windows().len()),
         };
         file.save(&plan).unwrap();
@@ -134,16 +135,20 @@ fn files_of_a_newer_version() {
     let newer = files.bad(&envelope("trace", 2, b"[\"who knows\"]"));
     assert!(trace_refusal(&newer).contains("trace format version 2 is newer than 1, the newest this build reads"));
     let newer = files.bad(&envelope("plan", 7, b"{}"));
-    assert!(plan_refusal(&newer).contains("plan format version 7 is newer than 1"));
+    assert!(plan_refusal(&newer).contains("plan format version 7 is newer than 2"));
 }
 
 #[test]
 fn bodies_that_say_something_else() {
     let files = Files::new();
     let plan = body_of(&files.plan);
-    for (key, value) in
-        [("budget_bytes", json!(-1)), ("plan", json!(["keep", "burn"])), ("plan", json!(3)), ("novelty", json!(1))]
-    {
+    for (key, value) in [
+        ("tiers", json!(null)),
+        ("budget_bytes", json!(-1)),
+        ("plan", json!(["keep", "burn"])),
+        ("plan", json!(3)),
+        ("novelty", json!(1)),
+    ] {
         let mut bad = plan.clone();
         bad[key] = value;
         let message = plan_refusal(&files.bad(&envelope("plan", 1, bad.to_string().as_bytes())));

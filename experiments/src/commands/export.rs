@@ -7,7 +7,7 @@ use clap::Args;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::timetable::Timetable;
-use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Problem, Timeline, Trace};
+use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Problem, SlowTiers, Timeline, Trace};
 
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
@@ -20,7 +20,7 @@ use crate::table::{mib, milliseconds};
 pub struct Arguments {
     /// A recorded trace
     trace: PathBuf,
-    /// A plan for it, as `plimsoll plan --out` writes it
+    /// A plan for it, as `plimsoll plan --out` writes it: over the link that it was made for, unless --link names another
     #[arg(long, value_name = "FILE", required_unless_present = "policy", conflicts_with_all = ["policy", "budget"])]
     plan: Option<PathBuf>,
     /// Plan it now, with a policy file or the baseline of that name
@@ -36,34 +36,39 @@ pub struct Arguments {
     out: PathBuf,
 }
 
-/// A plan, and for which budget it was made by whom.
+/// A plan, and for which budget and which link it was made by whom.
 struct Found {
     plan: Plan,
     policy: String,
     budget_bytes: u64,
+    tiers: SlowTiers,
 }
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let trace = Trace::load(&arguments.trace)?;
     let lineage = Lineage::of(&trace);
-    let link = Machine::AsRecorded.link(&arguments.link, &trace)?;
+    let link = || Machine::AsRecorded.link(&arguments.link, &trace).map(SlowTiers::from);
     let found = match (&arguments.plan, &arguments.policy, arguments.budget) {
-        (Some(path), ..) => read(path, &trace, &lineage).with_context(|| format!("--plan {}", path.display()))?,
+        (Some(path), ..) => {
+            let file = read(path, &trace, &lineage).with_context(|| format!("--plan {}", path.display()))?;
+            let tiers = if arguments.link.is_emulated() { link()? } else { file.tiers };
+            Found { plan: file.plan, policy: file.policy, budget_bytes: file.budget_bytes, tiers }
+        }
         (None, Some(policy), Some(budget)) => {
             let policy = Chosen::parse(policy)?;
             policy.warn_of_mismatch(&trace.family, ActionSet::ALL);
             let budget_bytes = budget.resolve(trace.peak_bytes);
-            let problem =
-                Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
+            let tiers = link()?;
+            let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions: ActionSet::ALL };
             let plan = policy.plan_or_refuse(problem, &Planner::default())?.planned.plan;
-            Found { plan, policy: policy.name().to_owned(), budget_bytes }
+            Found { plan, policy: policy.name().to_owned(), budget_bytes, tiers }
         }
         _ => bail!("expected --plan, or --policy with --budget"),
     };
-    let Found { plan, policy, budget_bytes } = found;
-    let (schedule, prediction) = Timeline::new(&trace, &lineage, link).schedule(&plan, budget_bytes);
-    let timetable = Timetable::of(&trace, &lineage, &schedule, link);
+    let Found { plan, policy, budget_bytes, tiers } = found;
+    let (schedule, prediction) = Timeline::new(&trace, &lineage, tiers).schedule(&plan, budget_bytes);
+    let timetable = Timetable::of(&trace, &lineage, &schedule, tiers);
     assert_eq!(timetable.makespan_ns, prediction.makespan_ns, "the timetable does not add up to the prediction");
     let subject = Subject { trace: &trace, policy: &policy, budget_bytes };
     write_whole(&arguments.out, &serde_json::to_vec(&chrome_trace(&subject, &timetable))?)?;
@@ -73,7 +78,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         policy,
         trace.workload,
         mib(budget_bytes),
-        described(&link),
+        described(&tiers.host),
         timetable.spans.len(),
         milliseconds(prediction.makespan_ns),
         mib(prediction.peak_bytes),
@@ -82,14 +87,14 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 /// Reads a plan and checks that it is one for `trace`.
-fn read(path: &PathBuf, trace: &Trace, lineage: &Lineage) -> anyhow::Result<Found> {
+fn read(path: &PathBuf, trace: &Trace, lineage: &Lineage) -> anyhow::Result<PlanFile> {
     let file = PlanFile::load(path)?;
-    let (expected, found) = (trace.fingerprint(), file.fingerprint);
-    ensure!(expected == found, "made for the trace {found}, and this one is {expected}");
+    let (expected, found) = (trace.fingerprint(), &file.fingerprint);
+    ensure!(expected == *found, "made for the trace {found}, and this one is {expected}");
     let (windows, actions) = (lineage.windows(), file.plan.actions());
     ensure!(windows.len() == actions.len(), "{} actions for {} windows", actions.len(), windows.len());
     let illegal =
         windows.iter().zip(actions).position(|(window, &action)| action == Action::Recompute && !window.recomputable);
     ensure!(illegal.is_none(), "window {} is recomputed and cannot be", illegal.unwrap_or_default());
-    Ok(Found { plan: file.plan, policy: file.policy, budget_bytes: file.budget_bytes })
+    Ok(file)
 }

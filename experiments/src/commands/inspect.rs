@@ -10,6 +10,7 @@ use plimsoll_runtime::obstacle::obstacles;
 use plimsoll_runtime::trace::OperatorId;
 use plimsoll_runtime::{FileKind, Lineage, PlanFile, PolicyFile, Trace};
 
+use crate::loops::described;
 use crate::table::{Table, mib, milliseconds};
 
 /// Flags.
@@ -82,7 +83,7 @@ fn trace(trace: &Trace) {
 fn plan(file: &PlanFile) {
     let counts = file.plan.counts();
     println!("plan for {} (trace {}) by {}", file.workload, file.fingerprint, file.policy);
-    println!("budget {} MiB", mib(file.budget_bytes));
+    println!("budget {} MiB, over {}", mib(file.budget_bytes), described(&file.tiers.host));
     println!("{} windows kept, {} swapped, {} recomputed", counts.keep, counts.swap, counts.recompute);
 }
 

@@ -103,6 +103,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
             workload: trace.workload.clone(),
             policy: name.to_owned(),
             budget_bytes: problem.budget_bytes,
+            tiers: problem.tiers,
             plan: decided.planned.plan.clone(),
         };
         file.save(path)?;
