@@ -173,6 +173,11 @@ impl Lineage {
         &self.decided
     }
 
+    /// Whether a window is one of those.
+    pub(crate) fn is_decided(&self, window: WindowId) -> bool {
+        self.decided.binary_search(&window).is_ok()
+    }
+
     /// Whether the storage of a window is away when that begins.
     pub fn begins_away(&self, window: WindowId) -> bool {
         self.edges.has_away(self.window(window))

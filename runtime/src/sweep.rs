@@ -36,7 +36,7 @@ impl Problem<'_> {
     pub fn allows(&self, window: WindowId, action: Action) -> bool {
         self.actions.allows(action)
             && (action != Action::Recompute || self.lineage.window(window).recomputable)
-            && (action == Action::Keep || self.lineage.decided().binary_search(&window).is_err())
+            && (action == Action::Keep || !self.lineage.is_decided(window))
     }
 
     /// Whether some action may evict `window`.
@@ -55,9 +55,7 @@ impl Problem<'_> {
         // What evictions add to the bytes, from one operator to the next.
         let mut change = vec![0i64; keep_all_bytes.len()];
         let windows = (0..).map(WindowId).zip(self.lineage.windows());
-        for (id, window) in
-            windows.filter(|(id, _)| self.may_evict(*id) || self.lineage.decided().binary_search(id).is_ok())
-        {
+        for (id, window) in windows.filter(|(id, _)| self.may_evict(*id) || self.lineage.is_decided(*id)) {
             let bytes = self.lineage.bytes(window.storage) as i64;
             change[window.start as usize] -= bytes;
             change[window.end as usize] += if self.lineage.stays_away(id) { 0 } else { bytes };

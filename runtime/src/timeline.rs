@@ -16,7 +16,6 @@ mod explain;
 mod rebuild;
 mod retention;
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use self::change::Base;
@@ -233,8 +232,7 @@ fn differences<'p>(one: &'p [Action], other: &'p [Action]) -> impl Iterator<Item
 /// A wait of less than one in so many parts of the iteration is not worth a question.
 const WAIT_SHARE_MIN: u64 = 10_000;
 
-/// The predictor for one trace and its slow tiers. Reusable: a run of a whole iteration allocates nothing once its buffers have
-/// grown.
+/// The predictor for one trace and its slow tiers. Reusable: a run allocates nothing once its buffers have grown.
 pub struct Timeline<'a> {
     trace: &'a Trace,
     lineage: &'a Lineage,
@@ -409,27 +407,20 @@ impl<'a> Timeline<'a> {
         self.on_pressure = on_pressure;
         self.base.forget();
         self.kept.clear();
-        self.decide_prefetches(&self.completed(plan));
+        self.decide_prefetches(plan);
         self.note_agenda();
         self.operator = self.start();
         self.run_on()
     }
 
-    /// The plan, with what is decided for all parts of an iteration.
-    fn completed<'p>(&self, plan: &'p Plan) -> Cow<'p, Plan> {
-        let mut plan = Cow::Borrowed(plan);
-        for &window in self.lineage.decided() {
-            plan.to_mut().set(window, Action::Swap);
-        }
-        plan
-    }
-
-    /// Decides when `plan` prefetches: anew, or where the last plan was the same but for one window, from there on.
+    /// Decides when `plan` prefetches, with what is decided for all parts of an iteration: anew, or where the last plan was the same
+    /// but for one window, from there on.
     fn decide_prefetches(&mut self, plan: &Plan) {
         let Self { lineage, budget_bytes, ref copies, .. } = *self;
         let asked_again = self.prefetches_for_bytes.replace(budget_bytes) == Some(budget_bytes);
         if asked_again && self.placement.is_unlimited() {
-            let mut changed = differences(&self.actions, plan.actions());
+            let changed = differences(&self.actions, plan.actions());
+            let mut changed = changed.filter(|&window| !lineage.is_decided(window));
             let (first, second) = (changed.next(), changed.next());
             drop(changed);
             if second.is_none() {
@@ -443,6 +434,7 @@ impl<'a> Timeline<'a> {
             }
         }
         self.actions.copy_from_slice(plan.actions());
+        lineage.decided().iter().for_each(|window| self.actions[window.index()] = Action::Swap);
         if !self.placement.is_unlimited() {
             self.asked = plan.clone();
             self.placement.decide(self.trace, lineage, &mut self.actions);

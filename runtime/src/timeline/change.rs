@@ -193,9 +193,7 @@ impl Timeline<'_> {
     fn begin_changes(&mut self, changes: &[(WindowId, Action)]) {
         self.base.changes.clear();
         self.base.touched.clear();
-        for &(window, action) in
-            changes.iter().filter(|(window, _)| self.lineage.decided().binary_search(window).is_err())
-        {
+        for &(window, action) in changes.iter().filter(|(window, _)| !self.lineage.is_decided(*window)) {
             let was = std::mem::replace(&mut self.actions[window.index()], action);
             if was == action {
                 continue;

@@ -189,7 +189,7 @@ impl Driver {
                 .iter()
                 .map(|(entry, live)| (entry, (local(entry), RawStorage { bytes: live.bytes, locked: live.locked })));
             let known: HashMap<_, _> = known.collect();
-            let mut recording = Recording::begin(known, self.started, self.residency.bytes_if_resident());
+            let mut recording = Recording::begin(known, self.started);
             if self.residency.has_left_away() {
                 recording.pressed();
             }

@@ -162,11 +162,7 @@ impl Residency {
 
     fn finish_oldest_offload(&mut self) -> Result<bool, Fault> {
         let Some(&entry) = self.offloading.front() else { return Ok(false) };
-        match self.finish_offload(entry) {
-            // The bytes are back in place, and nothing is swapped from now on.
-            Err(Fault::Copy(_)) | Ok(()) => Ok(true),
-            Err(fault) => Err(fault),
-        }
+        self.settle_offload(entry).map(|()| true)
     }
 
     fn release_oldest_beside(&mut self) -> Result<bool, Fault> {

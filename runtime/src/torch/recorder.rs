@@ -70,7 +70,7 @@ impl Recorder {
         freed.into_iter().for_each(shim::forget);
         let known = self.done.last().map(RecordedIteration::survivors).unwrap_or_default();
         let started = Instant::now();
-        *self.listener.lock() = Recording::begin(known, started, self.session.live_bytes());
+        *self.listener.lock() = Recording::begin(known, started);
         self.session.reset_peak();
         let is_timed = self.session.times_in_passing() || self.done.len().is_multiple_of(2);
         shim::time_on_device(if is_timed { DeviceTiming::Operators } else { DeviceTiming::Makespan });

@@ -115,14 +115,14 @@ pub(crate) struct Recording {
 
 impl Default for Recording {
     fn default() -> Self {
-        Recording::begin(HashMap::new(), Instant::now(), 0)
+        Recording::begin(HashMap::new(), Instant::now())
     }
 }
 
 impl Recording {
-    /// Starts with the storages that are known, and so many bytes if all of them were resident.
-    pub(crate) fn begin(before: HashMap<Entry, Known>, started: Instant, start_bytes: u64) -> Self {
-        let now = RecordedIteration { start_bytes, ..RecordedIteration::default() };
+    /// Starts with the storages that are known.
+    pub(crate) fn begin(before: HashMap<Entry, Known>, started: Instant) -> Self {
+        let now = RecordedIteration::default();
         Recording { now, before, started, last_end: started, arrived: started, recorded: shim::recorded() }
     }
 

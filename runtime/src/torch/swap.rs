@@ -83,13 +83,18 @@ impl Residency {
         while !self.has_room(bytes)
             && let Some(entry) = self.unreleased.pop_back()
         {
-            match self.finish_offload(entry) {
-                // The bytes are back in place.
-                Err(Fault::Copy(_)) | Ok(()) => {}
-                Err(fault) => return Err(fault),
-            }
+            self.settle_offload(entry)?;
         }
         Ok(())
+    }
+
+    /// Waits for an offload and releases the device bytes. Where the copy failed they are back in place, and nothing is swapped from
+    /// then on.
+    pub(super) fn settle_offload(&mut self, entry: Entry) -> Result<(), Fault> {
+        match self.finish_offload(entry) {
+            Err(Fault::Copy(_)) | Ok(()) => Ok(()),
+            Err(fault) => Err(fault),
+        }
     }
 
     /// Waits for an offload and puts the bytes back in place: the program wants them already.
