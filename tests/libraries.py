@@ -138,6 +138,38 @@ def transformers_bert_in_buckets(device):
     return iterate, [model]
 
 
+@job("marked", "detected")
+def transformers_mixtral(device):
+    """Mixtures of experts, each of which has as many tokens as are sent to it, in one grouped product."""
+    return mixtral(device, "grouped_mm")
+
+
+@job("marked", "detected")
+def transformers_mixtral_in_a_loop(device):
+    """… in products of their own: an expert that none are sent to runs nothing."""
+    return mixtral(device, "eager")
+
+
+def mixtral(device, experts):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = dict(hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
+    config = MixtralConfig(vocab_size=VOCABULARY, num_local_experts=8, experts_implementation=experts, **sizes)
+    model = MixtralForCausalLM(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = tokens(4 * ITERATIONS, 128).split(4)
+
+    def iterate(index):
+        batch = batches[index].to(device)
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return iterate, [model]
+
+
 @job("detected")
 def transformers_trainer(device):
     """A trainer with adapters, which evaluates, and stacks its batches from rows that are there from the start."""

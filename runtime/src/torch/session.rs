@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tch::{Cuda, Device, Kind, Tensor};
+use tch::{Cuda, Device, Kind, TchError, Tensor};
 
 use super::shim::{self, Audit, Callbacks, DeviceCounts, RawOperator, ShimError};
 
@@ -231,11 +231,13 @@ impl Session {
 }
 
 fn install(device: Device) -> Result<(), SessionError> {
+    let shim_error = |error: TchError| ShimError(error.to_string());
+    call_vector_functions().map_err(shim_error)?;
     let cuda = match device {
         Device::Cpu => None,
         Device::Cuda(index) if Cuda::is_available() && index < Cuda::device_count() as usize => {
             // The first tensor makes libtorch take the device into use.
-            drop(Tensor::f_zeros([1], (Kind::Float, device)).map_err(|error| ShimError(error.to_string()))?);
+            drop(Tensor::f_zeros([1], (Kind::Float, device)).map_err(shim_error)?);
             Some(index as i32)
         }
         _ => return Err(SessionError::NoDevice(device)),
@@ -245,6 +247,12 @@ fn install(device: Device) -> Result<(), SessionError> {
     // SAFETY: the three are called one after the other by a thread that forks, which is in no call of the shim.
     let failed = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(begin_child)) };
     if failed == 0 { Ok(()) } else { Err(ShimError("no memory is left to watch for forks".to_owned()).into()) }
+}
+
+/// At their first call MKL's vector functions find out by which kernels they go. Where several threads make it at once, one of them
+/// may go by those of the least precision (pytorch#188792): so that a loop has the same bits every time, this thread makes it alone.
+fn call_vector_functions() -> Result<(), TchError> {
+    Tensor::f_ones([1], (Kind::Float, Device::Cpu))?.f_exp().map(drop)
 }
 
 /// The child has none of the other threads, which may hold a lock now.
