@@ -474,7 +474,7 @@ def judge(name, mode, device):
         print(f"{name:30} {mode:8} FAILED: {complaint}", flush=True)
         return False
     report = held["report"]
-    known = sum(iteration["course"] != "reactive" for iteration in report["latest"])
+    known = sum(iteration["course"] not in ("reactive", "resumed") for iteration in report["latest"])
     faults = [what for what, digest in (("watched", watched["digest"]), ("held", held["digest"])) if digest != alone["digest"]]
     faults = [f"OTHER BITS where it is {what}" for what in faults]
     if report["peak_bytes"] > budget_bytes:

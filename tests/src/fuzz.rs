@@ -213,6 +213,8 @@ pub enum Mode {
     /// So, too, in three passes, with batches of their own in each, of which only the last uses what the optimizer keeps. Of every other
     /// program the planner decides, and no baseline.
     Accumulated,
+    /// As [`Mode::Budgeted`], with some instructions left out of every iteration, by chance, once the program is known.
+    LeftOut,
 }
 
 impl Mode {
@@ -220,13 +222,13 @@ impl Mode {
     fn iterations(self) -> usize {
         match self {
             Mode::Planned | Mode::Budgeted => TOTAL,
-            Mode::Resized | Mode::Accumulated => 2 * TOTAL,
+            Mode::Resized | Mode::Accumulated | Mode::LeftOut => 2 * TOTAL,
         }
     }
 
     fn passes(self) -> u64 {
         match self {
-            Mode::Planned | Mode::Budgeted | Mode::Resized => 1,
+            Mode::Planned | Mode::Budgeted | Mode::Resized | Mode::LeftOut => 1,
             Mode::Accumulated => 3,
         }
     }
@@ -269,7 +271,7 @@ impl Program {
         }
         let checked = catch_unwind(AssertUnwindSafe(|| match mode {
             Mode::Planned => self.planned(&expected),
-            Mode::Budgeted | Mode::Resized | Mode::Accumulated => self.budgeted(&expected, mode),
+            Mode::Budgeted | Mode::Resized | Mode::Accumulated | Mode::LeftOut => self.budgeted(&expected, mode),
         }));
         match checked {
             Ok(Ok(verdict)) => verdict,
@@ -412,7 +414,10 @@ impl Program {
     /// Bytes with which no operator needs to be refused where everything idle can be swapped; none where iterations are
     /// not alike.
     fn enough_bytes(&self, mode: Mode) -> Result<Option<u64>, String> {
-        if mode.is_resized() || self.instructions.iter().any(|step| step.operation == Operation::Rarely) {
+        if mode.is_resized()
+            || mode == Mode::LeftOut
+            || self.instructions.iter().any(|step| step.operation == Operation::Rarely)
+        {
             return Ok(None);
         }
         let mut machine = Machine::new(self, mode);
@@ -606,8 +611,11 @@ impl<'a> Machine<'a> {
             for height in self.heights(pass) {
                 registers.push(Tensor::f_randn([height, WIDTH], on_cpu)?);
             }
-            for step in &self.program.instructions {
-                self.step(*step, &mut registers)?;
+            for (step, is_left_out) in self.program.instructions.iter().zip(self.left_out()) {
+                match is_left_out {
+                    true => registers.push(registers[step.a as usize % registers.len()].shallow_clone()),
+                    false => self.step(*step, &mut registers)?,
+                }
             }
         }
         // Also where an operator is refused and `tch` panics, gradients are recorded again.
@@ -631,6 +639,13 @@ impl<'a> Machine<'a> {
         let mut height = || HEIGHT / 8 * random.random_range(2..=24);
         let first = height();
         [first, if self.program.seed.is_multiple_of(2) { first } else { height() }]
+    }
+
+    /// Whether each instruction is left out of this iteration: what it would make is what it would make it of.
+    fn left_out(&self) -> Vec<bool> {
+        let mut random = ChaCha8Rng::seed_from_u64(self.program.seed ^ (self.iteration as u64) << 32);
+        let is_whole = self.mode != Mode::LeftOut || self.iteration < WARM_UP + RECORDED;
+        self.program.instructions.iter().map(|_| random.random_bool(0.1) && !is_whole).collect()
     }
 
     fn step(&mut self, step: Instruction, registers: &mut Vec<Tensor>) -> Result<(), TchError> {

@@ -496,3 +496,54 @@ fn batches_that_are_made_in_ways_of_their_own() {
         assert!(other.is_none(), "marked: {is_marked}: {other:?}");
     }
 }
+
+/// Layers that are left out by chance, as LayerDrop leaves them out: no two iterations are the same program, and what all have in common
+/// is planned.
+#[test]
+fn layers_that_are_left_out() {
+    const WHOLE: usize = 6;
+    let _running = one_at_a_time();
+    session();
+    let left_out: Vec<[usize; 2]> = (0..8).flat_map(|one| (one + 1..8).map(move |other| [one, other])).collect();
+    let new = || -> Vec<Tensor> {
+        layers(256).detach().unbind(0).iter().map(|weights| weights.copy().set_requires_grad(true)).collect()
+    };
+    let iterate = |weights: &[Tensor], iteration: usize| {
+        tch::manual_seed(iteration as i64);
+        let batch = Tensor::randn([256, 256], (Kind::Float, Device::Cpu));
+        let without = iteration.checked_sub(WHOLE).map(|iteration| left_out[(5 * iteration) % left_out.len()]);
+        let stays = |layer: &usize| without.is_none_or(|without| !without.contains(layer));
+        let hidden = (0..8).filter(stays).fold(batch, |hidden, layer| hidden.matmul(&weights[layer]).tanh());
+        let loss = hidden.square().mean(Kind::Float);
+        loss.backward();
+        tch::no_grad(|| {
+            for weights in weights.iter().filter(|weights| weights.grad().defined()) {
+                let _ = weights.shallow_clone().f_sub_(&(weights.grad() * 0.1)).unwrap();
+                let _ = weights.grad().zero_();
+            }
+        });
+        loss.double_value(&[])
+    };
+    let iterations = 0..WHOLE + left_out.len();
+    let untouched = new();
+    let expected: Vec<f64> = iterations.clone().map(|iteration| iterate(&untouched, iteration)).collect();
+    let weights = new();
+    let mut runtime = runtime(session().live_bytes() + (9 << 18));
+    let step = |iteration| {
+        let _iteration = runtime.iteration();
+        iterate(&weights, iteration)
+    };
+    let losses: Vec<f64> = iterations.map(step).collect();
+    let report = runtime.report();
+    println!("{report}");
+    assert_eq!(losses, expected);
+    assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+    let (whole, in_part) = report.latest.split_at(WHOLE);
+    assert!(whole[3..].iter().all(|iteration| iteration.followed));
+    let other = in_part.iter().find(|iteration| iteration.course != Driven::Resumed || iteration.followed);
+    assert!(other.is_none(), "{other:?}");
+    let evictions = |iterations: &[IterationReport]| -> u64 {
+        iterations.iter().map(|iteration| iteration.reactive_evictions).sum()
+    };
+    assert!(evictions(in_part) < evictions(&whole[1..2]), "all of them evict less than one that nobody plans");
+}

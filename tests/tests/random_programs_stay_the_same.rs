@@ -71,6 +71,11 @@ fn with_batches_of_any_length() {
 }
 
 #[test]
+fn with_some_instructions_left_out() {
+    under_budgets(Mode::LeftOut);
+}
+
+#[test]
 fn with_several_such_batches_in_an_iteration() {
     under_budgets(Mode::Accumulated);
 }

@@ -82,7 +82,7 @@ struct Autoencoder {
 impl Task for Autoencoder {
     fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
         let Batch { inputs, .. } = self.gratings.batch(draw, self.batch, device)?;
-        Ok(Batch { targets: inputs.shallow_clone(), inputs })
+        Ok(Batch::new(inputs.shallow_clone(), inputs))
     }
 
     fn loss(&self, Batch { inputs, .. }: Batch) -> Result<Tensor, TchError> {

@@ -90,10 +90,10 @@ impl Task for Bert {
         let mut inputs = self.text.cut(draw, batch as usize, sequence as usize).inputs;
         let targets = mask(draw, &mut inputs, self.text.alphabet_size());
         let inputs = Tensor::f_from_slice(&inputs)?.f_view([batch, sequence])?.f_to_device(device)?;
-        Ok(Batch { inputs, targets: Tensor::f_from_slice(&targets)?.f_to_device(device)? })
+        Ok(Batch::new(inputs, Tensor::f_from_slice(&targets)?.f_to_device(device)?))
     }
 
-    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+    fn loss(&self, Batch { inputs, targets, .. }: Batch) -> Result<Tensor, TchError> {
         let BertConfig { batch, sequence, .. } = self.config;
         let logits = self.model.forward(&inputs)?.f_view([batch * sequence, self.text.alphabet_size()])?;
         cross_entropy(&logits, &targets)

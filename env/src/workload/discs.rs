@@ -22,7 +22,7 @@ pub(super) fn discs(draw: &mut impl Rng, batch: i64, size: i64, device: Device) 
     };
     let pixels: Vec<f32> = mask.iter().map(noisy).collect();
     let inputs = Tensor::f_from_slice(&pixels)?.f_view([batch, 1, size, size])?.f_to_device(device)?;
-    Ok(Batch { inputs, targets: Tensor::f_from_slice(&mask)?.f_view([batch, size, size])?.f_to_device(device)? })
+    Ok(Batch::new(inputs, Tensor::f_from_slice(&mask)?.f_view([batch, size, size])?.f_to_device(device)?))
 }
 
 /// The mask of one picture, `[size, size]`.
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn what_is_in_a_disc_is_brighter() {
-        let Batch { inputs: pictures, targets: masks } =
+        let Batch { inputs: pictures, targets: masks, .. } =
             discs(&mut ChaCha8Rng::seed_from_u64(1), 8, 16, Device::Cpu).unwrap();
         assert_eq!((pictures.size(), masks.size()), (vec![8, 1, 16, 16], vec![8, 16, 16]));
         let mean = |inside: i64| pictures.squeeze_dim(1).masked_select(&masks.eq(inside)).mean(None).double_value(&[]);

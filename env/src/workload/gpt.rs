@@ -28,6 +28,10 @@ pub struct GptConfig {
     /// `sequence`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortest: Option<i64>,
+    /// Share of blocks that are left out of an iteration, where some are: which ones is drawn for each batch. (LayerDrop: Fan et al.,
+    /// arXiv 1909.11556.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_drop: Option<f64>,
     /// Passages in a batch.
     pub batch: i64,
     /// Rows of the embedding and of the projection onto the alphabet, beyond those that the text uses: the size of
@@ -42,7 +46,7 @@ pub struct GptConfig {
 
 impl Member for GptConfig {
     fn validate(&self) -> Result<(), Implausible> {
-        let GptConfig { layers, width, heads, sequence, shortest, batch, vocabulary, dropout, learning_rate } = *self;
+        let GptConfig { layers, width, heads, sequence, shortest, batch, vocabulary, dropout, .. } = *self;
         require_sizes(&[
             ("layers", layers),
             ("width", width),
@@ -58,7 +62,8 @@ impl Member for GptConfig {
         require("vocabulary", (least..=most).contains(&vocabulary.unwrap_or(least)), rule())?;
         require_heads(heads, width)?;
         require_share("dropout", dropout)?;
-        require_learning_rate(learning_rate)
+        require_share("layer_drop", self.layer_drop.unwrap_or_default())?;
+        require_learning_rate(self.learning_rate)
     }
 
     fn flops(&self) -> f64 {
@@ -98,13 +103,15 @@ struct Gpt {
 
 impl Task for Gpt {
     fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
-        let GptConfig { batch, sequence, shortest, .. } = self.config;
+        let GptConfig { batch, sequence, shortest, layer_drop, layers, .. } = self.config;
         let length = shortest.map_or(sequence, |shortest| draw.random_range(shortest..=sequence));
-        self.text.batch(draw, batch, length, device)
+        let mut is_left_out = |_: &usize| layer_drop.is_some_and(|share| draw.random_bool(share));
+        let without = (0..layers as usize).filter(&mut is_left_out).collect();
+        Ok(Batch { without, ..self.text.batch(draw, batch, length, device)? })
     }
 
-    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
-        let logits = self.model.forward(&inputs)?.f_view([-1, self.config.symbols(&self.text)])?;
+    fn loss(&self, Batch { inputs, targets, without }: Batch) -> Result<Tensor, TchError> {
+        let logits = self.model.forward(&inputs, &without)?.f_view([-1, self.config.symbols(&self.text)])?;
         cross_entropy(&logits, &targets)
     }
 }
@@ -135,15 +142,15 @@ impl Model {
         }
     }
 
-    /// Maps characters `[batch, length]` to logits `[batch, length, alphabet]`.
-    fn forward(&self, characters: &Tensor) -> Result<Tensor, TchError> {
+    /// Maps characters `[batch, length]` to logits `[batch, length, alphabet]`, past the blocks `without`.
+    fn forward(&self, characters: &Tensor, without: &[usize]) -> Result<Tensor, TchError> {
         let embedded = Tensor::f_embedding(&self.tokens, characters, -1, false, false)?;
         let positions = match self.lengths_differ {
             true => &self.positions.f_narrow(0, 0, characters.size()[1])?,
             false => &self.positions,
         };
         let mut hidden = embedded.f_add(positions)?.f_dropout(self.dropout, true)?;
-        for block in &self.blocks {
+        for (_, block) in self.blocks.iter().enumerate().filter(|(index, _)| !without.contains(index)) {
             hidden = block.forward(&hidden)?;
         }
         apply(&self.head, &self.norm.forward(&hidden)?)

@@ -40,7 +40,7 @@ impl Gratings {
         let cut = self.cut(draw, batch as usize);
         let shape = [batch, 3, self.size as i64, self.size as i64];
         let inputs = Tensor::f_from_slice(&cut.pixels)?.f_view(shape)?.f_to_device(device)?;
-        Ok(Batch { inputs, targets: Tensor::f_from_slice(&cut.labels)?.f_to_device(device)? })
+        Ok(Batch::new(inputs, Tensor::f_from_slice(&cut.labels)?.f_to_device(device)?))
     }
 
     /// Draws `batch` new pictures. Class, phase and noise are random; the class sets the direction.

@@ -73,7 +73,7 @@ impl Task for Lstm {
         self.text.batch(draw, self.config.batch, self.config.sequence, device)
     }
 
-    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+    fn loss(&self, Batch { inputs, targets, .. }: Batch) -> Result<Tensor, TchError> {
         let LstmConfig { batch, sequence, width, .. } = self.config;
         let embedded = Tensor::f_embedding(&self.tokens, &inputs, -1, false, false)?;
         let (hidden, _) = caught(|| self.layers.seq(&embedded))?;

@@ -185,7 +185,7 @@ impl Task for Classifier {
         self.gratings.batch(draw, self.batch, device)
     }
 
-    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+    fn loss(&self, Batch { inputs, targets, .. }: Batch) -> Result<Tensor, TchError> {
         cross_entropy(&self.net.forward(&inputs)?, &targets)
     }
 }

@@ -17,6 +17,7 @@ pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
 const TINY: &str = r#"
 gpt = { family = "gpt", layers = 2, width = 32, heads = 2, sequence = 32, batch = 8, dropout = 0.1, learning_rate = 3e-3 }
 gpt-lengths = { family = "gpt", layers = 2, width = 32, heads = 2, shortest = 8, sequence = 32, batch = 8, dropout = 0.1, learning_rate = 3e-3 }
+gpt-layer-drop = { family = "gpt", layers = 3, layer_drop = 0.3, width = 32, heads = 2, sequence = 32, batch = 8, dropout = 0.1, learning_rate = 3e-3 }
 bert = { family = "bert", layers = 2, width = 32, heads = 2, sequence = 32, batch = 8, dropout = 0.1, learning_rate = 3e-3 }
 vit = { family = "vit", layers = 2, width = 32, heads = 2, patch = 4, image_size = 16, classes = 4, batch = 32, dropout = 0.0, learning_rate = 3e-3 }
 lstm = { family = "lstm", layers = 2, width = 32, sequence = 32, batch = 8, dropout = 0.1, learning_rate = 1e-2 }
@@ -126,8 +127,10 @@ fn training_changes_every_variable_and_variables_are_the_models_own() {
             assert_eq!(earlier.data_ptr(), now.data_ptr(), "{name}: {variable} is a copy");
         }
         assert_eq!(workload.trainable().len(), held.iter().filter(|(_, tensor)| tensor.requires_grad()).count());
-        let has_norms =
-            !matches!(name.as_str(), "gpt" | "gpt-lengths" | "bert" | "vit" | "lstm" | "squeezenet" | "autoencoder");
+        let has_norms = !matches!(
+            name.as_str(),
+            "gpt" | "gpt-lengths" | "gpt-layer-drop" | "bert" | "vit" | "lstm" | "squeezenet" | "autoencoder"
+        );
         assert_eq!(held.iter().any(|(name, _)| name.ends_with("running_mean")), has_norms, "{name}");
     }
 }
@@ -204,6 +207,7 @@ fn implausible_values_are_named() {
     }
     for (name, key, value) in [
         ("gpt", "dropout", 1.0),
+        ("gpt", "layer_drop", 1.0),
         ("gpt", "learning_rate", f64::NAN),
         ("lstm", "dropout", -0.1),
         ("vgg", "momentum", 1.0),

@@ -42,7 +42,7 @@ impl Text {
     pub fn batch(&self, draw: &mut impl Rng, batch: i64, sequence: i64, device: Device) -> Result<Batch, TchError> {
         let cut = self.cut(draw, batch as usize, sequence as usize);
         let inputs = Tensor::f_from_slice(&cut.inputs)?.f_view([batch, sequence])?.f_to_device(device)?;
-        Ok(Batch { inputs, targets: Tensor::f_from_slice(&cut.targets)?.f_to_device(device)? })
+        Ok(Batch::new(inputs, Tensor::f_from_slice(&cut.targets)?.f_to_device(device)?))
     }
 
     /// Cuts `batch` passages of `sequence` characters, each from where `draw` says.

@@ -42,12 +42,20 @@ pub(super) trait Task {
 pub(super) struct Batch {
     pub inputs: Tensor,
     pub targets: Tensor,
+    /// Blocks of the model that it goes past, in order.
+    pub without: Vec<usize>,
 }
 
 impl Batch {
+    /// One that goes through all of the model.
+    pub(super) fn new(inputs: Tensor, targets: Tensor) -> Self {
+        Batch { inputs, targets, without: Vec::new() }
+    }
+
     /// The same tensors.
     fn shallow_clone(&self) -> Self {
-        Batch { inputs: self.inputs.shallow_clone(), targets: self.targets.shallow_clone() }
+        let [inputs, targets] = [&self.inputs, &self.targets].map(Tensor::shallow_clone);
+        Batch { inputs, targets, without: self.without.clone() }
     }
 }
 
@@ -213,7 +221,7 @@ mod tests {
     impl Task for Echo {
         fn batch(&self, draw: &mut ChaCha8Rng, _: Device) -> Result<Batch, TchError> {
             let drawn = Tensor::from(draw.random::<f32>());
-            Ok(Batch { targets: drawn.shallow_clone(), inputs: drawn })
+            Ok(Batch::new(drawn.shallow_clone(), drawn))
         }
 
         fn loss(&self, batch: Batch) -> Result<Tensor, TchError> {

@@ -71,7 +71,7 @@ impl Task for Unet {
         discs(draw, self.config.batch, self.config.image_size, device)
     }
 
-    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+    fn loss(&self, Batch { inputs, targets, .. }: Batch) -> Result<Tensor, TchError> {
         cross_entropy(&self.model.forward(&inputs)?, &targets)
     }
 }

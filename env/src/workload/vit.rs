@@ -89,7 +89,7 @@ impl Task for Vit {
         self.gratings.batch(draw, self.batch, device)
     }
 
-    fn loss(&self, Batch { inputs, targets }: Batch) -> Result<Tensor, TchError> {
+    fn loss(&self, Batch { inputs, targets, .. }: Batch) -> Result<Tensor, TchError> {
         cross_entropy(&self.model.forward(&inputs)?, &targets)
     }
 }

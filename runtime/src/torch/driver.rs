@@ -1,9 +1,9 @@
 //! Drives one iteration after another: carries out the schedule of the program that runs, brings back whatever an
 //! operator is about to use, and makes room when bytes run out.
 //!
-//! While the program is the one that the schedule was made for, bytes move as was predicted, to the byte. Where it is
-//! not, the schedule ends and nothing else changes: what is absent comes back when it is used. Which programs are
-//! known, and how their plans are made, is not decided here.
+//! While the program is the one that the schedule was made for, bytes move as was predicted, to the byte. Where other
+//! operators come, nothing is due until one comes that the program has still to come to, and nothing else changes: what is
+//! absent comes back when it is used. Which programs are known, and how their plans are made, is not decided here.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -40,14 +40,25 @@ pub(crate) struct Wanted {
     pub(crate) record: Record,
     /// Whether it is only what comes before the part that programs are told by.
     pub(crate) is_prelude: bool,
-    /// Whether programs came as was foreseen, lately: the leader is not given up for one whose sizes fit better.
-    pub(crate) is_foreseen: bool,
+    /// What is expected of it.
+    pub(crate) expected: Expected,
+}
+
+/// What is expected of an iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// The leader, for programs came as was foreseen, lately: it is not given up for one whose sizes fit better.
+    Leader,
+    /// Any of the programs.
+    Any,
+    /// None of them: the leader is not given up for another one as long as it goes on, though with gaps.
+    Unknown,
 }
 
 impl Wanted {
     /// Nothing is expected of a prelude.
     pub(crate) const PRELUDE: Wanted =
-        Wanted { act: true, strictly: false, record: Record::Nothing, is_prelude: true, is_foreseen: false };
+        Wanted { act: true, strictly: false, record: Record::Nothing, is_prelude: true, expected: Expected::Any };
 }
 
 /// What is recorded of an iteration.
@@ -92,10 +103,12 @@ pub(crate) struct Driver {
     pub(crate) programs: Vec<Program>,
     /// The program whose schedule is carried out, or would be.
     leader: Option<usize>,
+    /// The one that was it until other operators came than its own.
+    lost: Option<usize>,
     acts: bool,
     is_strict: bool,
     is_prelude: bool,
-    is_foreseen: bool,
+    expected: Expected,
     recording: Option<Recording>,
     record: Record,
     /// By operator index: what runs an operator again.
@@ -135,10 +148,11 @@ impl Driver {
             residency,
             programs: Vec::new(),
             leader: None,
+            lost: None,
             acts: false,
             is_strict: false,
             is_prelude: false,
-            is_foreseen: false,
+            expected: Expected::Any,
             recording: None,
             record: Record::Nothing,
             makers: Vec::new(),
@@ -162,14 +176,14 @@ impl Driver {
         self.absorb_deaths()?;
         self.is_prelude = wanted.is_prelude;
         self.is_strict = wanted.strictly;
-        self.is_foreseen = wanted.is_foreseen;
+        self.expected = wanted.expected;
         self.start_bytes = None;
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin(self.residency.reactive.line_bytes);
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
-        self.leader = leader;
+        (self.leader, self.lost) = (leader, None);
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());
         if !self.goes_on {
             self.unused_before = Some(Vec::new());
@@ -263,6 +277,7 @@ impl Driver {
         }
         self.lost_ns = 0;
         self.ask_programs(|program| program.check(operator));
+        self.find_again(operator);
         Ok(())
     }
 
@@ -294,28 +309,56 @@ impl Driver {
     fn rule_out(&mut self, program: usize, why: String) {
         self.programs[program].matches = false;
         if self.leader == Some(program) {
-            self.follow_the_best(why);
+            match self.expected {
+                Expected::Unknown => self.lose(why),
+                Expected::Leader | Expected::Any => self.follow_the_best(why),
+            }
         }
     }
 
-    /// Goes on with the program that the iteration fits best of those that it may be, if any. `why` it is not the leader.
+    /// The program that the iteration fits best of those that it may be, if any.
+    fn best(&self) -> Option<usize> {
+        let matching = (0..self.programs.len()).filter(|&program| self.programs[program].matches);
+        matching.min_by_key(|&program| self.programs[program].fit())
+    }
+
+    /// Where other operators came than the leader's, it may go on with this one; if not, another program may that all was so far.
+    fn find_again(&mut self, operator: &RawOperator) {
+        let Some(lost) = self.lost.filter(|_| self.leader.is_none()) else { return };
+        let goes_on = self.programs[lost].find_again(operator);
+        let next = if goes_on { Some(lost) } else { self.best() };
+        let Some(leader) = next else { return };
+        (self.leader, self.lost) = (Some(leader), None);
+        let leader = &mut self.programs[leader];
+        if !goes_on && !leader.is_waiting() {
+            leader.skip_to_here();
+        }
+        self.makers.resize(leader.operator, None);
+        self.look_at_sizes();
+    }
+
+    /// Goes on with the best program. `why` it is not the leader.
     fn follow_the_best(&mut self, why: String) {
         let is_waiting = self.leader.is_some_and(|leader| self.programs[leader].is_waiting());
         let acted = self.leader.is_some_and(|leader| self.programs[leader].has_acted());
-        let matching = (0..self.programs.len()).filter(|&program| self.programs[program].matches);
-        self.leader = matching.min_by_key(|&program| self.programs[program].fit());
-        match self.leader {
-            Some(leader) => {
-                let leader = &mut self.programs[leader];
-                if !is_waiting && !leader.is_waiting() {
-                    // What the other schedule has not done until here is left undone.
-                    leader.skip_to_here();
-                }
-                if acted || leader.is_off_plan() {
-                    self.deviates(why);
-                }
-            }
-            None => self.departs(why),
+        let Some(best) = self.best() else { return self.lose(why) };
+        self.leader = Some(best);
+        let leader = &mut self.programs[best];
+        if !is_waiting && !leader.is_waiting() {
+            // What the other schedule has not done until here is left undone.
+            leader.skip_to_here();
+        }
+        if acted || leader.is_off_plan() {
+            self.deviates(why);
+        }
+    }
+
+    /// Nobody leads until the program that did is found again. `why` it is lost.
+    fn lose(&mut self, why: String) {
+        self.lost = self.leader.take().filter(|_| self.acts && !self.is_strict);
+        match self.lost.is_some_and(|lost| self.programs[lost].has_gaps()) {
+            true => self.deviates(why),
+            false => self.departs(why),
         }
     }
 
@@ -334,7 +377,7 @@ impl Driver {
             self.acts = false;
             self.departs(why);
         } else if fit > Fit::Exact
-            && !self.is_foreseen
+            && self.expected != Expected::Leader
             && self.programs.iter().any(|other| other.matches && other.fit() == Fit::Exact)
         {
             self.follow_the_best(why);
@@ -346,6 +389,7 @@ impl Driver {
     /// Ends the schedule: something else is going on than what it was made for.
     fn leave_schedule(&mut self, why: String) {
         self.programs.iter_mut().for_each(|program| program.matches = false);
+        self.lost = None;
         match self.leader.take() {
             Some(_) => self.departs(why),
             None => self.deviates(why),
@@ -542,14 +586,15 @@ impl Driver {
         self.ask_programs(|program| program.ran(operator));
         match self.leader {
             Some(_) => self.makers.push(maker),
-            None => self.residency.prune(),
+            None if self.lost.is_none() => self.residency.prune(),
+            None => {}
         }
         Ok(())
     }
 
     /// The iteration ends: what goes on is not what ran.
     fn settle_end(&mut self) {
-        self.ask_programs(|program| if program.is_complete() { Ok(()) } else { Err(program.ends_early()) });
+        self.ask_programs(|program| if program.is_over() { Ok(()) } else { Err(program.ends_early()) });
     }
 
     /// The next dropped storage to restore at the iteration's end.
@@ -578,8 +623,9 @@ impl Driver {
         self.residency.tidy_up()?;
         self.residency.check();
         self.residency.forget_makers();
-        let watched = || self.programs.iter().position(|program| program.matches);
-        let program = self.leader.or_else(watched).filter(|&program| self.programs[program].is_complete());
+        let is_it = |program: &Program| program.matches && program.is_complete();
+        let leader = self.leader.filter(|&leader| is_it(&self.programs[leader]));
+        let program = leader.or_else(|| self.programs.iter().position(is_it));
         let next = if self.goes_on && !self.is_prelude { None } else { Some(Vec::new()) };
         let before = std::mem::replace(&mut self.unused_before, next);
         if let Some(program) = program.map(|program| &mut self.programs[program]) {
@@ -604,6 +650,7 @@ impl Driver {
             Some(_) if !self.acts => Course::Watched,
             Some(scheduled) if !scheduled.schedule.is_idle() => Course::Planned,
             Some(scheduled) if !scheduled.exceeds_budget() => Course::Declined,
+            None if self.leader.or(self.lost).is_some_and(|leader| self.programs[leader].has_gaps()) => Course::Resumed,
             _ => Course::Reactive,
         };
         // Where sizes are others than in the plan nothing was predicted.

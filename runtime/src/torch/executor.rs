@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::copy::CopyEngine;
-use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
+use super::driver::{Driver, Ended, Expected, Open, Record, Shared, Wanted};
 use super::ladder::Rung;
 use super::program::{Known, Program, Scheduled};
 use super::reactive::Reactive;
@@ -70,7 +70,7 @@ impl Executor {
             strictly: true,
             record: watched.unwrap_or(Record::Nothing),
             is_prelude: false,
-            is_foreseen: false,
+            expected: Expected::Any,
         };
         let (result, ended) = self.run(wanted, body)?;
         self.timed.extend(ended.recorded);
@@ -79,7 +79,8 @@ impl Executor {
 
     /// Runs one iteration by plan, as [`Executor::iteration`] does, and tells when operators ran.
     pub fn timed_iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<TimedIteration<R>, SessionError> {
-        let wanted = Wanted { act: true, strictly: true, record: Record::Times, is_prelude: false, is_foreseen: false };
+        let wanted =
+            Wanted { act: true, strictly: true, record: Record::Times, is_prelude: false, expected: Expected::Any };
         let (result, ended) = self.run(wanted, body)?;
         let operators = ended.recorded.map_or(Vec::new(), |recorded| recorded.times().collect());
         Ok(TimedIteration { result, report: ended.report, operators })

@@ -199,6 +199,11 @@ impl Ladder {
         self.sizes.peaks.push(peak_bytes);
     }
 
+    /// The program goes on at this operator, after others than its own.
+    pub(crate) fn skip_to(&mut self, operator: usize) {
+        self.sizes.peaks.resize(operator, 0);
+    }
+
     /// A storage is of this size. Where that tells that the iteration is at other sizes than it seemed, it goes on by the rung for
     /// those: returns the one before.
     pub(crate) fn see(&mut self, storage: StorageId, bytes: u64) -> Option<usize> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::absence::{Absence, Look, PartName, Price};
 use super::copy::{TierCopies, retimed, since};
-use super::driver::{Driver, Ended, Record, Wanted};
+use super::driver::{Driver, Ended, Expected, Record, Wanted};
 use super::ladder::{Fit, Proposal, Rung, Served};
 use super::parts::{Cuts, Division};
 use super::program::{Known, Program, Scheduled};
@@ -269,14 +269,17 @@ impl Library {
     }
 
     /// The program that the next iteration is expected to be, and what is to be done with it: what followed such as came last, else
-    /// the latest. Where something unknown is expected, that is recorded.
+    /// the latest. Where something unknown is expected, that is recorded, and goes by the largest program as far as it is that.
     pub(super) fn next(&mut self, driver: &mut Driver) -> (Option<usize>, Wanted) {
         let next = self.programs.next();
         let is_next =
             |&((program, _), _): &((usize, usize), &Rung)| next == Some(Some(driver.programs[program].serial));
         let rung = self.rungs.next().flatten();
-        let leader = driver.rungs().max_by_key(|at| (is_next(at), rung == Some(at.1.serial), at.1.last_seen));
-        self.awaits_unknown = next.is_some() && !leader.as_ref().is_some_and(is_next);
+        self.awaits_unknown = next.is_some() && !driver.rungs().any(|at| is_next(&at));
+        let leader = match self.awaits_unknown {
+            true => driver.rungs().max_by_key(|(_, rung)| rung.known.lineage.keep_all_peak_bytes()),
+            false => driver.rungs().max_by_key(|at| (is_next(at), rung == Some(at.1.serial), at.1.last_seen)),
+        };
         let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
         let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
             _ if self.awaits_unknown => Record::Whole,
@@ -290,8 +293,12 @@ impl Library {
         if let Some((program, rung)) = leader {
             driver.programs[program].ladder.expect(rung);
         }
-        let is_foreseen = !self.awaits_unknown && self.programs.is_proven();
-        let wanted = Wanted { act: true, strictly: false, record, is_prelude: false, is_foreseen };
+        let expected = match self.programs.is_proven() {
+            _ if self.awaits_unknown => Expected::Unknown,
+            true => Expected::Leader,
+            false => Expected::Any,
+        };
+        let wanted = Wanted { act: true, strictly: false, record, is_prelude: false, expected };
         (leader.map(|(program, _)| program), wanted)
     }
 

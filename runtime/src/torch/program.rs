@@ -146,12 +146,65 @@ impl Standing {
     }
 }
 
+/// Where a program uses which storage.
+struct Uses {
+    /// Per storage: operators, in order.
+    operators: Vec<Vec<u32>>,
+    /// Per storage: whether one of them writes to it.
+    is_written: Vec<bool>,
+}
+
+impl Uses {
+    fn of(trace: &Trace) -> Self {
+        let storages = trace.storages.len();
+        let mut uses = Uses { operators: vec![Vec::new(); storages], is_written: vec![false; storages] };
+        for (index, operator) in (0..).zip(&trace.operators) {
+            for access in &operator.accesses {
+                uses.operators[access.storage.index()].push(index);
+                uses.is_written[access.storage.index()] |= access.mode.writes();
+            }
+        }
+        uses
+    }
+
+    /// The first operator, from that place on, that does the same as `operator` to the same storages, as far as these are known; at
+    /// least one has to be.
+    fn next(
+        &self,
+        from: usize,
+        trace: &Trace,
+        standing: &Standing,
+        name: Name,
+        operator: &RawOperator,
+    ) -> Option<usize> {
+        let is_same = |index: u32| {
+            let expected = &trace.operators[index as usize];
+            let mut pairs = operator.accesses().iter().zip(&expected.accesses);
+            Name::At(expected.name) == name
+                && operator.accesses().len() == expected.accesses.len()
+                && pairs.all(|(found, access)| {
+                    let stands = standing.entry(access.storage);
+                    found.mode() == access.mode && stands.is_none_or(|stands| stands == found.entry)
+                })
+        };
+        let known = operator.accesses().iter().filter_map(|found| standing.storage(found.entry));
+        let firsts = known.filter_map(|storage| {
+            let all = &self.operators[storage.index()];
+            let to_come = &all[all.partition_point(|&index| (index as usize) < from)..];
+            to_come.iter().copied().find(|&index| is_same(index))
+        });
+        firsts.min().map(|index| index as usize)
+    }
+}
+
 /// A program, and how far it has been followed in this iteration.
 pub(crate) struct Program {
     /// What it does, at the sizes that there are plans for.
     pub(crate) ladder: Ladder,
     /// The trace's names for the dispatcher's, by the shim's numbers, as far as they have been looked up.
     names: Vec<Name>,
+    /// Where it uses which storage.
+    uses: Uses,
     /// Per storage: whether what made it may run again, so that bytes filled in past the dispatcher would be lost.
     may_be_rebuilt: Vec<bool>,
     standing: Standing,
@@ -170,8 +223,10 @@ pub(crate) struct Program {
     told: Vec<StorageId>,
     /// Whether one of these is another.
     pub(crate) is_misled: bool,
-    /// Whether all that has run so far is this program.
+    /// Whether all that has run so far is this program, or what has run since it was found again.
     pub(crate) matches: bool,
+    /// Whether it was found again in this iteration, after other operators than its own.
+    has_gaps: bool,
     /// Operators that have run.
     pub(crate) operator: usize,
     step: usize,
@@ -198,6 +253,7 @@ impl Program {
             touched.for_each(|storage| is_unused[storage.index()] = false);
         }
         Program {
+            uses: Uses::of(&known.trace),
             may_be_rebuilt,
             is_unused,
             missed: Vec::new(),
@@ -211,6 +267,7 @@ impl Program {
             told: Vec::new(),
             is_misled: false,
             matches: false,
+            has_gaps: false,
             operator: 0,
             step: 0,
             misfit: None,
@@ -247,6 +304,7 @@ impl Program {
     /// Starts another iteration, within so many bytes.
     pub(crate) fn begin(&mut self, line_bytes: u64) {
         self.matches = true;
+        self.has_gaps = false;
         self.operator = 0;
         self.step = 0;
         self.misfit = None;
@@ -368,9 +426,19 @@ impl Program {
         self.trace().operator_name(OperatorId(operator as u32))
     }
 
-    /// Whether the iteration has run to its end.
-    pub(crate) fn is_complete(&self) -> bool {
+    /// Whether it has come to its end.
+    pub(crate) fn is_over(&self) -> bool {
         self.operator == self.trace().operators.len()
+    }
+
+    /// Whether the iteration was this program from its beginning to its end.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_over() && !self.has_gaps
+    }
+
+    /// Whether it was found again in this iteration, after other operators than its own.
+    pub(crate) fn has_gaps(&self) -> bool {
+        self.has_gaps
     }
 
     /// Why an iteration that ends here is not this program.
@@ -380,7 +448,7 @@ impl Program {
 
     /// How far it has come, in words.
     pub(crate) fn place(&self) -> String {
-        match self.is_complete() {
+        match self.is_over() {
             true => "after the last operator".to_owned(),
             false => format!("operator {} ({})", self.operator, self.name(self.operator)),
         }
@@ -403,21 +471,31 @@ impl Program {
     /// Whether the program is about to run what the trace says, on the storages that the trace says.
     pub(crate) fn check(&mut self, operator: &RawOperator) -> Result<(), String> {
         self.check_frees()?;
+        self.check_operator(operator)
+    }
+
+    /// What the trace calls an operator.
+    fn look_up(&mut self, operator: &RawOperator) -> Name {
+        let mut name = self.names.get(operator.name as usize).copied().unwrap_or_default();
+        if name == Name::Unseen {
+            let text = operator_name(operator.name);
+            let position = self.trace().names.iter().position(|name| *name == text);
+            name = position.map_or(Name::Absent, |position| Name::At(position as u32));
+            put(&mut self.names, operator.name as usize, name);
+        }
+        name
+    }
+
+    fn check_operator(&mut self, operator: &RawOperator) -> Result<(), String> {
         let initial = self.initial();
-        let Program { ladder, names: looked_up, standing, is_unused, missed, found: found_out, told, step, .. } = self;
+        let name = self.look_up(operator);
+        let Program { ladder, standing, uses, is_unused, missed, found: found_out, told, step, .. } = self;
         let Rung { known, scheduled, .. } = ladder.rung();
         let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
             return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
         };
         let names = &trace.names;
-        let mut name = looked_up.get(operator.name as usize).copied().unwrap_or_default();
-        if name == Name::Unseen {
-            let text = operator_name(operator.name);
-            let position = names.iter().position(|name| *name == text);
-            name = position.map_or(Name::Absent, |position| Name::At(position as u32));
-            put(looked_up, operator.name as usize, name);
-        }
         let index = self.operator;
         let at = |what: String| Err(format!("operator {index} ({}): {what}", names[expected.name as usize]));
         if name != Name::At(expected.name) {
@@ -426,6 +504,11 @@ impl Program {
         if operator.accesses().len() != expected.accesses.len() {
             return at(format!("{} inputs, expected {}", operator.accesses().len(), expected.accesses.len()));
         }
+        // The operator is one that is still to come: what is between them is left out. What the program writes to, its parameters say,
+        // is not another one every time.
+        let is_ahead = |other: StorageId, standing: &Standing| {
+            uses.is_written[other.index()] && uses.next(index + 1, trace, standing, name, operator).is_some()
+        };
         // Nothing has been done about an initial storage so far.
         let is_untouched = |storage: StorageId| {
             storage.index() < initial && scheduled.first_move[storage.index()].is_none_or(|first| first >= *step)
@@ -451,7 +534,9 @@ impl Program {
                 // Another one every time, a row of a data set say, may have been taken for the one before. What was not used so far
                 // may be away; it comes back.
                 _ if is_untouched(storage)
-                    && other.is_none_or(|other| is_unused[other.index()] || is_untouched(other)) =>
+                    && other.is_none_or(|other| {
+                        is_unused[other.index()] || is_untouched(other) && !is_ahead(other, standing)
+                    }) =>
                 {
                     missed.extend(other.filter(|other| is_unused[other.index()]));
                     standing.correct(found.entry, storage);
@@ -467,6 +552,26 @@ impl Program {
         }
         let mut filled = operator.accesses().iter().filter(|access| access.is_filled());
         filled.try_for_each(|access| self.filled(access.entry))
+    }
+
+    /// Goes on after other operators than the program's own, where one arrives that it has still to come to: the first that does the
+    /// same to the same storages, as far as these are known. At least one has to be; what stands for none of the program's takes
+    /// the place of one that nothing stands for, as what another piece of the iteration made does. Whether it goes on.
+    pub(crate) fn find_again(&mut self, operator: &RawOperator) -> bool {
+        let name = self.look_up(operator);
+        let Program { ladder, standing, uses, .. } = self;
+        let trace = &*ladder.rung().known.trace;
+        let Some(found) = uses.next(self.operator, trace, standing, name, operator) else { return false };
+        for (found, access) in operator.accesses().iter().zip(&trace.operators[found].accesses) {
+            if standing.entry(access.storage).is_none() {
+                standing.correct(found.entry, access.storage);
+            }
+        }
+        self.has_gaps = true;
+        self.operator = found;
+        self.ladder.skip_to(self.operator);
+        self.matches = self.check_operator(operator).is_ok();
+        self.matches
     }
 
     /// The operator that comes next uses a storage that was filled in past the dispatcher since it was made.

@@ -77,6 +77,8 @@ pub enum Course {
     /// No plan was known for it that holds the budget: evictions, if any, were made when bytes ran out.
     #[default]
     Reactive,
+    /// A plan was carried out, but for where other operators came than its program's: as of a program some of whose layers are left out.
+    Resumed,
     /// It was compared with its trace, and no plan was carried out.
     Watched,
     /// A plan was carried out.

@@ -1,6 +1,6 @@
-//! Random programs under random plans, under random budgets, and so with batches of any length, against their untouched selves:
+//! Random programs under random plans, under random budgets, and so with batches of any length or with pieces left out, against their untouched selves:
 //!
-//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode planned|budgeted|resized]
+//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode planned|budgeted|resized|accumulated|left-out]
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -32,6 +32,7 @@ enum Ways {
     Budgeted,
     Resized,
     Accumulated,
+    LeftOut,
 }
 
 fn main() -> ExitCode {
@@ -43,7 +44,8 @@ fn main() -> ExitCode {
         Some(Ways::Budgeted) => vec![Mode::Budgeted],
         Some(Ways::Resized) => vec![Mode::Resized],
         Some(Ways::Accumulated) => vec![Mode::Accumulated],
-        None => vec![Mode::Planned, Mode::Budgeted, Mode::Resized, Mode::Accumulated],
+        Some(Ways::LeftOut) => vec![Mode::LeftOut],
+        None => vec![Mode::Planned, Mode::Budgeted, Mode::Resized, Mode::Accumulated, Mode::LeftOut],
     };
     for mode in modes {
         let different = run(mode, programs, seed, keep_going);
