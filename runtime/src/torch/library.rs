@@ -38,7 +38,7 @@ const DRIFT: f64 = 1.25;
 /// Planned iterations in a row that ran out of bytes after which the plan is made for fewer.
 const PRESSED_MAX: u32 = 2;
 /// Plans after which none may take any time: until then those for the sizes that a program was found at may.
-const PLANS_FREE: u64 = 32;
+const PLANS_FREE: u64 = 8;
 /// What it may take then, of the loop's own time. What is planned beyond that is decoded greedily.
 const PLANNING_SHARE: f64 = 0.1;
 /// What it may have taken before it is found out for the first time what should stay away between the parts of an iteration.

@@ -129,7 +129,7 @@ pub struct Report {
     pub plan_cache_hits: u64,
     /// Iterations of programs that were not.
     pub plan_cache_misses: u64,
-    /// Plans made. After some tens of them planning takes a tenth of the loop's time at most: what it has no time for is decoded
+    /// Plans made. After some of them planning takes a tenth of the loop's time at most: what it has no time for is decoded
     /// greedily, and planned well when it has.
     pub plans: u64,
     /// Plans made anew, with times that were measured anew: because makespans had drifted from the predicted ones; and once for
