@@ -100,7 +100,12 @@ def transformers_gpt2(device):
     """Its cache of keys and values begins with empty tensors."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=128, n_layer=4, n_head=4)).to(device)
+    return speaks(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=128, n_layer=4, n_head=4)), device)
+
+
+def speaks(model, device):
+    """A language model that is trained on batches of one length."""
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = tokens(4 * ITERATIONS, 128).split(4)
 
@@ -155,19 +160,7 @@ def mixtral(device, experts):
 
     sizes = dict(hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
     config = MixtralConfig(vocab_size=VOCABULARY, num_local_experts=8, experts_implementation=experts, **sizes)
-    model = MixtralForCausalLM(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = tokens(4 * ITERATIONS, 128).split(4)
-
-    def iterate(index):
-        batch = batches[index].to(device)
-        loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return iterate, [model]
+    return speaks(MixtralForCausalLM(config), device)
 
 
 @job("detected")

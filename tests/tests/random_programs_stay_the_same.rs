@@ -1,5 +1,5 @@
 //! A slice of the fuzzer: random programs under random plans, under random budgets, and so with one or several batches of any
-//! length, give the bits of their untouched selves.
+//! length, or with pieces left out, give the bits of their untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
 use plimsoll_tests::one_at_a_time;

@@ -650,7 +650,7 @@ impl Driver {
             Some(_) if !self.acts => Course::Watched,
             Some(scheduled) if !scheduled.schedule.is_idle() => Course::Planned,
             Some(scheduled) if !scheduled.exceeds_budget() => Course::Declined,
-            None if self.leader.or(self.lost).is_some_and(|leader| self.programs[leader].has_gaps()) => Course::Resumed,
+            None if self.has_resumed() => Course::Resumed,
             _ => Course::Reactive,
         };
         // Where sizes are others than in the plan nothing was predicted.
@@ -676,6 +676,12 @@ impl Driver {
         let recorded = recorded.map(|recording| recording.end(left, peak_bytes, on_device));
         self.leader = None;
         Ok(Ended { report, recorded, on_device_ns, program, ran_short, was_prelude: self.is_prelude })
+    }
+
+    /// Whether a plan was carried out that was found again after other operators than its program's.
+    fn has_resumed(&self) -> bool {
+        let program = self.leader.or(self.lost).map(|leader| &self.programs[leader]);
+        program.is_some_and(|program| program.has_gaps() && !program.scheduled().schedule.is_idle())
     }
 
     /// Programs take down what they call the storages that the iteration left, which was `program`.
