@@ -643,9 +643,12 @@ impl<'a> Machine<'a> {
 
     /// Whether each instruction is left out of this iteration: what it would make is what it would make it of.
     fn left_out(&self) -> Vec<bool> {
+        let instructions = self.program.instructions.len();
+        if self.mode != Mode::LeftOut || self.iteration < WARM_UP + RECORDED {
+            return vec![false; instructions];
+        }
         let mut random = ChaCha8Rng::seed_from_u64(self.program.seed ^ (self.iteration as u64) << 32);
-        let is_whole = self.mode != Mode::LeftOut || self.iteration < WARM_UP + RECORDED;
-        self.program.instructions.iter().map(|_| random.random_bool(0.1) && !is_whole).collect()
+        (0..instructions).map(|_| random.random_bool(0.1)).collect()
     }
 
     fn step(&mut self, step: Instruction, registers: &mut Vec<Tensor>) -> Result<(), TchError> {

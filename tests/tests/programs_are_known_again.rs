@@ -37,12 +37,17 @@ fn loss_of(weights: &Tensor, batch: Tensor) -> Tensor {
 /// Takes one step down a loss, and returns it.
 fn descend(weights: &Tensor, loss: &Tensor) -> f64 {
     loss.backward();
+    update(weights);
+    loss.double_value(&[])
+}
+
+/// Moves weights against their gradient, which is zero then.
+fn update(weights: &Tensor) {
     tch::no_grad(|| {
         let mut gradient = weights.grad();
         let _ = weights.shallow_clone().f_sub_(&(&gradient * 0.1)).unwrap();
         let _ = gradient.zero_();
     });
-    loss.double_value(&[])
 }
 
 /// The width of eight layers, and bytes to train them in beyond what stays.
@@ -56,10 +61,21 @@ fn train(
     iterate: impl Fn(&Tensor, i64) -> f64,
     iterations: i64,
 ) -> Report {
+    train_any(is_marked, || layers(width), room_bytes, iterate, iterations)
+}
+
+/// The same of any model.
+fn train_any<M>(
+    is_marked: bool,
+    make: impl Fn() -> M,
+    room_bytes: u64,
+    iterate: impl Fn(&M, i64) -> f64,
+    iterations: i64,
+) -> Report {
     session();
-    let untouched = layers(width);
+    let untouched = make();
     let expected: Vec<f64> = (0..iterations).map(|iteration| iterate(&untouched, iteration)).collect();
-    let weights = layers(width);
+    let weights = make();
     let mut runtime = runtime(session().live_bytes() + room_bytes);
     let losses: Vec<f64> = if is_marked {
         let step = |iteration| {
@@ -503,41 +519,23 @@ fn batches_that_are_made_in_ways_of_their_own() {
 fn layers_that_are_left_out() {
     const WHOLE: usize = 6;
     let _running = one_at_a_time();
-    session();
     let left_out: Vec<[usize; 2]> = (0..8).flat_map(|one| (one + 1..8).map(move |other| [one, other])).collect();
     let new = || -> Vec<Tensor> {
         layers(256).detach().unbind(0).iter().map(|weights| weights.copy().set_requires_grad(true)).collect()
     };
-    let iterate = |weights: &[Tensor], iteration: usize| {
-        tch::manual_seed(iteration as i64);
+    let iterate = |weights: &Vec<Tensor>, iteration: i64| {
+        tch::manual_seed(iteration);
         let batch = Tensor::randn([256, 256], (Kind::Float, Device::Cpu));
-        let without = iteration.checked_sub(WHOLE).map(|iteration| left_out[(5 * iteration) % left_out.len()]);
+        let without =
+            (iteration as usize).checked_sub(WHOLE).map(|iteration| left_out[(5 * iteration) % left_out.len()]);
         let stays = |layer: &usize| without.is_none_or(|without| !without.contains(layer));
         let hidden = (0..8).filter(stays).fold(batch, |hidden, layer| hidden.matmul(&weights[layer]).tanh());
         let loss = hidden.square().mean(Kind::Float);
         loss.backward();
-        tch::no_grad(|| {
-            for weights in weights.iter().filter(|weights| weights.grad().defined()) {
-                let _ = weights.shallow_clone().f_sub_(&(weights.grad() * 0.1)).unwrap();
-                let _ = weights.grad().zero_();
-            }
-        });
+        weights.iter().filter(|weights| weights.grad().defined()).for_each(update);
         loss.double_value(&[])
     };
-    let iterations = 0..WHOLE + left_out.len();
-    let untouched = new();
-    let expected: Vec<f64> = iterations.clone().map(|iteration| iterate(&untouched, iteration)).collect();
-    let weights = new();
-    let mut runtime = runtime(session().live_bytes() + (9 << 18));
-    let step = |iteration| {
-        let _iteration = runtime.iteration();
-        iterate(&weights, iteration)
-    };
-    let losses: Vec<f64> = iterations.map(step).collect();
-    let report = runtime.report();
-    println!("{report}");
-    assert_eq!(losses, expected);
-    assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+    let report = train_any(true, new, 9 << 18, iterate, (WHOLE + left_out.len()) as i64);
     let (whole, in_part) = report.latest.split_at(WHOLE);
     assert!(whole[3..].iter().all(|iteration| iteration.followed));
     let other = in_part.iter().find(|iteration| iteration.course != Driven::Resumed || iteration.followed);

@@ -46,7 +46,18 @@ pub struct GptConfig {
 
 impl Member for GptConfig {
     fn validate(&self) -> Result<(), Implausible> {
-        let GptConfig { layers, width, heads, sequence, shortest, batch, vocabulary, dropout, .. } = *self;
+        let GptConfig {
+            layers,
+            width,
+            heads,
+            sequence,
+            shortest,
+            layer_drop,
+            batch,
+            vocabulary,
+            dropout,
+            learning_rate,
+        } = *self;
         require_sizes(&[
             ("layers", layers),
             ("width", width),
@@ -62,8 +73,8 @@ impl Member for GptConfig {
         require("vocabulary", (least..=most).contains(&vocabulary.unwrap_or(least)), rule())?;
         require_heads(heads, width)?;
         require_share("dropout", dropout)?;
-        require_share("layer_drop", self.layer_drop.unwrap_or_default())?;
-        require_learning_rate(self.learning_rate)
+        require_share("layer_drop", layer_drop.unwrap_or_default())?;
+        require_learning_rate(learning_rate)
     }
 
     fn flops(&self) -> f64 {
@@ -105,8 +116,8 @@ impl Task for Gpt {
     fn batch(&self, draw: &mut ChaCha8Rng, device: Device) -> Result<Batch, TchError> {
         let GptConfig { batch, sequence, shortest, layer_drop, layers, .. } = self.config;
         let length = shortest.map_or(sequence, |shortest| draw.random_range(shortest..=sequence));
-        let mut is_left_out = |_: &usize| layer_drop.is_some_and(|share| draw.random_bool(share));
-        let without = (0..layers as usize).filter(&mut is_left_out).collect();
+        let without =
+            (0..layers as usize).filter(|_| layer_drop.is_some_and(|share| draw.random_bool(share))).collect();
         Ok(Batch { without, ..self.text.batch(draw, batch, length, device)? })
     }
 

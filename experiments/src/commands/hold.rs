@@ -254,7 +254,7 @@ fn hold(
         losses_identical: keep_all.untouched.has_losses(0, &losses),
         variables_identical: keep_all.untouched.has_variables_of(workload.as_ref())?,
         iterations: losses.len(),
-        known: report.latest.iter().filter(|iteration| iteration.course > Course::Resumed).count(),
+        known: report.latest.iter().filter(|iteration| iteration.course.is_known()).count(),
         planned: report.latest.iter().filter(|iteration| iteration.course == Course::Planned).count(),
         followed: followed.len(),
         peaks_as_predicted: followed.iter().filter(as_predicted).count(),

@@ -89,7 +89,7 @@ fn run_one(
             peak_bytes: report.peak_bytes,
             held: report.peak_bytes <= budget_bytes,
             identical: within.outcome == alone.outcome,
-            known: count(|course| course > Course::Resumed),
+            known: count(Course::is_known),
             planned: count(|course| course == Course::Planned),
             reactive_evictions: report.reactive_evictions,
             plans: report.plans,

@@ -324,31 +324,32 @@ impl Driver {
 
     /// Where other operators came than the leader's, it may go on with this one; if not, another program may that all was so far.
     fn find_again(&mut self, operator: &RawOperator) {
-        let Some(lost) = self.lost.filter(|_| self.leader.is_none()) else { return };
-        let goes_on = self.programs[lost].find_again(operator);
-        let next = if goes_on { Some(lost) } else { self.best() };
-        let Some(leader) = next else { return };
-        (self.leader, self.lost) = (Some(leader), None);
-        let leader = &mut self.programs[leader];
-        if !goes_on && !leader.is_waiting() {
-            leader.skip_to_here();
+        let Some(lost) = self.lost else { return };
+        if self.programs[lost].find_again(operator) {
+            self.leader = Some(lost);
+        } else if let Some(best) = self.best() {
+            self.take_over(best, lost);
         }
-        self.makers.resize(leader.operator, None);
+        let Some(leader) = self.leader else { return };
+        self.lost = None;
+        self.makers.resize(self.programs[leader].operator, None);
         self.look_at_sizes();
+    }
+
+    /// Goes on with a program that all was so far, in place of the one `before`. What that has not done until here is left undone.
+    fn take_over(&mut self, program: usize, before: usize) {
+        self.leader = Some(program);
+        if !self.programs[before].is_waiting() && !self.programs[program].is_waiting() {
+            self.programs[program].skip_to_here();
+        }
     }
 
     /// Goes on with the best program. `why` it is not the leader.
     fn follow_the_best(&mut self, why: String) {
-        let is_waiting = self.leader.is_some_and(|leader| self.programs[leader].is_waiting());
-        let acted = self.leader.is_some_and(|leader| self.programs[leader].has_acted());
-        let Some(best) = self.best() else { return self.lose(why) };
-        self.leader = Some(best);
-        let leader = &mut self.programs[best];
-        if !is_waiting && !leader.is_waiting() {
-            // What the other schedule has not done until here is left undone.
-            leader.skip_to_here();
-        }
-        if acted || leader.is_off_plan() {
+        let Some((before, best)) = self.leader.zip(self.best()) else { return self.lose(why) };
+        let acted = self.programs[before].has_acted();
+        self.take_over(best, before);
+        if acted || self.programs[best].is_off_plan() {
             self.deviates(why);
         }
     }

@@ -87,6 +87,13 @@ pub enum Course {
     Declined,
 }
 
+impl Course {
+    /// Whether the iteration was a program that is known, from its beginning to its end.
+    pub fn is_known(self) -> bool {
+        self > Course::Resumed
+    }
+}
+
 /// What a plan was predicted to cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Predicted {
