@@ -288,9 +288,15 @@ impl<R> Ancestry<R> {
         }
     }
 
-    /// The storage of `version` drops its bytes, which can be made again.
+    /// Whether the storage of `version` may drop its bytes: they can be made again, and are not held in the stead of a root that
+    /// is about to go.
+    pub(crate) fn can_drop(&mut self, version: VersionId) -> bool {
+        !self.is_held(version) && self.is_rebuildable(version)
+    }
+
+    /// The storage of `version` drops its bytes, which it may.
     pub(crate) fn drop_bytes(&mut self, version: VersionId) {
-        debug_assert!(self.version(version).is_current && !self.version(version).is_dropped);
+        debug_assert!(self.version(version).is_current && !self.version(version).is_dropped && !self.is_held(version));
         self.version_mut(version).is_dropped = true;
         self.tell_parents(version, true);
         self.anchor(version);
@@ -636,6 +642,7 @@ mod tests {
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(1))]);
         assert!(ancestry.relinquish(x));
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(2)), Custody::Unhold(Entry::numbered(1))]);
+        assert!(ancestry.is_rebuildable(y) && !ancestry.can_drop(y), "x still stands, and is about to go");
         ancestry.lose(x);
         assert!(ancestry.is_held(y) && !ancestry.is_rebuildable(y) && ancestry.is_rebuildable(z));
         assert_eq!(ancestry.dependents(y, [z].into_iter()), [z]);

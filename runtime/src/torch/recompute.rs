@@ -76,7 +76,7 @@ impl Residency {
             Some(live) if matches!(live.place, Place::Resident) && live.is_idle() => live.version,
             _ => None,
         };
-        version.is_some_and(|version| self.ancestry.is_rebuildable(version))
+        version.is_some_and(|version| self.ancestry.can_drop(version))
     }
 
     /// Releases device bytes that a rerun can restore.

@@ -230,7 +230,7 @@ impl Residency {
             return Ok(());
         }
         match (last, self.live(entry)?.version) {
-            (Some(Fault::Copy(error)), Some(version)) if self.ancestry.is_rebuildable(version) => {
+            (Some(Fault::Copy(error)), Some(version)) if self.ancestry.can_drop(version) => {
                 // What goes there does not come back.
                 self.swap_refused.get_or_insert(error);
                 self.free_copy(entry);
