@@ -6,9 +6,9 @@
 //! storages must be held alive, and its owner holds them.
 
 use std::collections::HashSet;
-use std::ops::Range;
 
 use super::shim::Entry;
+use super::span::Span;
 
 /// A live version's place in [`Ancestry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,27 +68,6 @@ pub(crate) struct Maker<R> {
     outputs: Span,
     /// Outputs that are anchored through it.
     anchors: u32,
-}
-
-/// A part of a list that all makers share: there is one for every operator, and a list of its own for each would cost
-/// more than all else that is written down.
-#[derive(Clone, Copy, Debug)]
-struct Span {
-    start: u32,
-    end: u32,
-}
-
-impl Span {
-    fn range(self) -> Range<usize> {
-        self.start as usize..self.end as usize
-    }
-
-    /// Appends `items` to the list.
-    fn of<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Span {
-        let start = list.len() as u32;
-        list.extend_from_slice(items);
-        Span { start, end: list.len() as u32 }
-    }
 }
 
 /// What the owner has to do about the storages of roots.
@@ -202,7 +181,8 @@ impl<R> Ancestry<R> {
         for &input in inputs.iter().flatten() {
             self.version_mut(input).readers += 1;
         }
-        let (read, made) = (Span::of(&mut self.inputs, inputs), Span::of(&mut self.outputs, outputs));
+        let read = Span::of(&mut self.inputs, inputs.iter().copied());
+        let made = Span::of(&mut self.outputs, outputs.iter().copied());
         let maker = Maker { recipe, cost_ns, order: self.ran, inputs: read, outputs: made, anchors: 0 };
         self.ran += 1;
         let id = MakerId(add(&mut self.makers, &mut self.vacant_makers, maker));
@@ -556,8 +536,8 @@ impl<R> Ancestry<R> {
     fn close_gaps(&mut self) {
         let (inputs, outputs) = (std::mem::take(&mut self.inputs), std::mem::take(&mut self.outputs));
         for maker in self.makers.iter_mut().flatten() {
-            maker.inputs = Span::of(&mut self.inputs, &inputs[maker.inputs.range()]);
-            maker.outputs = Span::of(&mut self.outputs, &outputs[maker.outputs.range()]);
+            maker.inputs = Span::of(&mut self.inputs, inputs[maker.inputs.range()].iter().copied());
+            maker.outputs = Span::of(&mut self.outputs, outputs[maker.outputs.range()].iter().copied());
         }
     }
 }

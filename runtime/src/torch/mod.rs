@@ -25,6 +25,7 @@ pub mod runtime;
 pub mod session;
 pub mod settings;
 mod shim;
+mod span;
 mod succession;
 mod swap;
 mod told;

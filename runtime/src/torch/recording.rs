@@ -10,6 +10,7 @@ use super::ladder::Sizes;
 use super::recorder::RecordError;
 use super::session::operator_name;
 use super::shim::{self, DeviceTimes, Entry, OnDevice, RESIZED, RawOperator};
+use super::span::Span;
 use crate::lineage::{EVICTION_FLOOR_BYTES, Lineage};
 use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
 
@@ -43,22 +44,17 @@ pub(crate) type Known = (Option<Local>, RawStorage);
 /// before its first use.
 const MADE_ANEW: &str = "made anew before each iteration";
 
-#[derive(Clone, Debug)]
+/// An operator that ran, and its parts of the iteration's lists.
+#[derive(Clone, Copy, Debug)]
 struct Step {
     name: u32,
     phase: Phase,
     not_replayable: Option<&'static str>,
-    accesses: Vec<(Local, AccessMode)>,
-    creates: Vec<Local>,
-    frees: Vec<Local>,
-}
-
-impl Step {
-    /// Whether both do the same to the same storages.
-    fn is_like(&self, other: &Step) -> bool {
-        let does = |step: &Step| (step.name, step.phase, step.not_replayable);
-        does(self) == does(other) && self.accesses == other.accesses && self.creates == other.creates
-    }
+    accesses: Span,
+    /// Of the storages that the iteration created.
+    creates: Span,
+    /// What the program let go of between it and the next.
+    frees: Span,
 }
 
 /// What was measured of one operator.
@@ -76,6 +72,8 @@ struct Measured {
 #[derive(Default)]
 pub(crate) struct RecordedIteration {
     steps: Vec<Step>,
+    accesses: Vec<(Local, AccessMode)>,
+    frees: Vec<Local>,
     measured: Vec<Measured>,
     initial: Vec<RawStorage>,
     created: Vec<RawStorage>,
@@ -152,8 +150,9 @@ impl Recording {
                 known.map(|(known, storage)| self.now.add_initial(storage, known))
             }
         };
-        if let (Some(local), Some(step)) = (local, self.now.steps.last_mut()) {
-            step.frees.push(local);
+        let RecordedIteration { steps, frees, .. } = &mut self.now;
+        if let (Some(local), Some(step)) = (local, steps.last_mut()) {
+            step.frees.push(frees, local);
         }
     }
 
@@ -168,7 +167,7 @@ impl Recording {
     /// The operator has run; `lost_ns` of its time went into making room.
     pub(crate) fn ran(&mut self, operator: &RawOperator, lost_ns: u64) {
         let gap_ns = self.arrived.saturating_duration_since(self.last_end).as_nanos() as u64;
-        let mut accesses = Vec::with_capacity(operator.accesses().len());
+        let mut accesses = Span::of(&mut self.now.accesses, []);
         for access in operator.accesses() {
             let local = match self.now.local.get(&access.entry) {
                 Some(&local) => local,
@@ -198,23 +197,22 @@ impl Recording {
             if access.is_filled() {
                 self.filled(access.entry);
             }
-            accesses.push((local, access.mode()));
+            accesses.push(&mut self.now.accesses, (local, access.mode()));
         }
-        let mut creates = Vec::with_capacity(operator.created().len());
-        for created in operator.created() {
-            let local = Local::Created(self.now.created.len() as u32);
+        for (index, created) in (self.now.created.len() as u32..).zip(operator.created()) {
             self.now.made_by.push(self.now.steps.len());
-            self.now.created.push(RawStorage { bytes: created.bytes, locked: created.locked() });
-            self.now.local.insert(created.entry, local);
-            creates.push(local);
+            self.now.local.insert(created.entry, Local::Created(index));
         }
+        let created = operator.created().iter();
+        let created = created.map(|created| RawStorage { bytes: created.bytes, locked: created.locked() });
+        let creates = Span::of(&mut self.now.created, created);
         self.now.steps.push(Step {
             name: operator.name,
             phase: shim::phase(),
             not_replayable: operator.not_replayable(),
             accesses,
             creates,
-            frees: Vec::new(),
+            frees: Span::of(&mut self.now.frees, []),
         });
         self.now.measured.push(Measured {
             cost_ns: (operator.end_ns - operator.start_ns).saturating_sub(lost_ns),
@@ -275,9 +273,9 @@ impl RecordedIteration {
             name: 0,
             phase: Phase::Forward,
             not_replayable: None,
-            accesses: Vec::new(),
-            creates: Vec::new(),
-            frees: Vec::new(),
+            accesses: Span::default(),
+            creates: Span::default(),
+            frees: Span::default(),
         };
         RecordedIteration {
             steps: vec![step; operators],
@@ -379,9 +377,19 @@ impl RecordedIteration {
         self.local.iter().map(|(&entry, &local)| (self.id(local), entry)).collect()
     }
 
+    /// What a step uses, and how.
+    fn accesses(&self, step: &Step) -> &[(Local, AccessMode)] {
+        &self.accesses[step.accesses.range()]
+    }
+
+    /// What a step creates.
+    fn creates(&self, step: &Step) -> &[RawStorage] {
+        &self.created[step.creates.range()]
+    }
+
     /// What a step lets go of that a plan might evict. The rest may die whenever another thread lets go of it.
-    fn frees<'a>(&'a self, step: &'a Step) -> impl Iterator<Item = Local> + 'a {
-        step.frees.iter().copied().filter(|&local| self.storage(local).locked.is_none())
+    fn frees(&self, step: &Step) -> impl Iterator<Item = Local> {
+        self.frees[step.frees.range()].iter().copied().filter(|&local| self.storage(local).locked.is_none())
     }
 
     /// From where autograd first recorded an operator to the last update.
@@ -394,9 +402,9 @@ impl RecordedIteration {
     /// Whether both train alike, in operators and sizes, whatever they do before and after.
     pub(crate) fn trains_like(&self, other: &RecordedIteration) -> bool {
         let does = |iteration: &RecordedIteration, step: &Step| {
-            let bytes = |local: &Local| iteration.storage(*local).bytes;
-            let accesses: Vec<_> = step.accesses.iter().map(|(local, mode)| (bytes(local), *mode)).collect();
-            (step.name, accesses, step.creates.iter().map(bytes).collect::<Vec<_>>())
+            let accesses = iteration.accesses(step).iter().map(|&(local, mode)| (iteration.storage(local).bytes, mode));
+            let creates = iteration.creates(step).iter().map(|created| created.bytes);
+            (step.name, accesses.collect::<Vec<_>>(), creates.collect::<Vec<_>>())
         };
         let (steps, others) = (self.training(), other.training());
         !steps.is_empty()
@@ -420,8 +428,11 @@ impl RecordedIteration {
 
     /// The first of as many operators that does something else, or to other storages.
     fn differs_at(&self, other: &RecordedIteration) -> Option<usize> {
-        let mut steps = self.steps.iter().zip(&other.steps);
-        steps.position(|(a, b)| !a.is_like(b) || !self.frees(a).eq(other.frees(b)))
+        let does = |step: &Step| (step.name, step.phase, step.not_replayable, step.creates);
+        let is_like = |(a, b): (&Step, &Step)| {
+            does(a) == does(b) && self.accesses(a) == other.accesses(b) && self.frees(a).eq(other.frees(b))
+        };
+        self.steps.iter().zip(&other.steps).position(|both| !is_like(both))
     }
 
     /// Whether the same operators do the same to the same storages, which may be of other sizes.
@@ -569,7 +580,9 @@ fn operators_of(
         };
         let (cost_ns, spread_ns) = median_and_spread(over(timed, |measured| measured.cost_ns));
         let (gap_ns, _) = median_and_spread(over(timed, |measured| measured.gap_ns));
-        let created: u64 = step.creates.iter().map(|&local| last.storage(local).bytes).sum();
+        let created: u64 = last.creates(step).iter().map(|created| created.bytes).sum();
+        let ids = |locals: &mut dyn Iterator<Item = Local>| locals.map(|local| last.id(local)).collect();
+        let accesses = last.accesses(step).iter();
         let peak = over(iterations, |measured| measured.peak_bytes).into_iter().max().expect("at least one");
         operators.push(Operator {
             name,
@@ -578,9 +591,9 @@ fn operators_of(
             spread_ns,
             gap_ns,
             workspace_bytes: peak.saturating_sub(created),
-            accesses: step.accesses.iter().map(|&(local, mode)| Access { storage: last.id(local), mode }).collect(),
-            creates: step.creates.iter().map(|&local| last.id(local)).collect(),
-            frees: step.frees.iter().map(|&local| last.id(local)).collect(),
+            accesses: accesses.map(|&(local, mode)| Access { storage: last.id(local), mode }).collect(),
+            creates: ids(&mut step.creates.range().map(|index| Local::Created(index as u32))),
+            frees: ids(&mut last.frees[step.frees.range()].iter().copied()),
             not_replayable: step.not_replayable.map(str::to_owned),
         });
     }
