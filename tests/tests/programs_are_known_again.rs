@@ -513,6 +513,26 @@ fn batches_that_are_made_in_ways_of_their_own() {
     }
 }
 
+/// A loop of which nothing repeats is recorded ever less, and is known all the same once something does.
+#[test]
+fn what_repeats_after_long() {
+    const OTHERS: i64 = 150;
+    let _running = one_at_a_time();
+    let iterate = |weights: &Tensor, iteration: i64| {
+        tch::manual_seed(iteration);
+        let batch = Tensor::randn([64, 256], (Kind::Float, Device::Cpu));
+        let layers = if iteration < OTHERS { 1 + iteration } else { 8 };
+        let weights = weights.unbind(0);
+        let hidden = (0..layers).fold(batch, |hidden, layer| hidden.matmul(&weights[layer as usize % 8]).tanh());
+        let loss = hidden.square().mean(Kind::Float);
+        loss.backward();
+        loss.double_value(&[])
+    };
+    let report = train_any(true, || layers(256), 40 << 18, iterate, OTHERS + 50);
+    assert_eq!(report.plans, 1);
+    assert!(report.latest[OTHERS as usize + 40..].iter().all(|iteration| iteration.followed), "{report}");
+}
+
 /// Layers that are left out by chance, as LayerDrop leaves them out: no two iterations are the same program, and what all have in common
 /// is planned.
 #[test]

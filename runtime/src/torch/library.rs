@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::absence::{Absence, Look, PartName, Price};
+use super::backoff::Backoff;
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Expected, Record, Wanted};
 use super::ladder::{Fit, Proposal, Rung, Served};
@@ -199,6 +200,7 @@ pub(super) struct Library {
     awaits_unknown: bool,
     clock: u64,
     calm: u32,
+    backoff: Backoff,
     makespan_ns: u64,
     /// Whether the device works through operators later, so that the host takes as long for an iteration as that for the one before.
     runs_behind: bool,
@@ -236,6 +238,7 @@ impl Library {
             awaits_unknown: false,
             clock: 0,
             calm: 0,
+            backoff: Backoff::default(),
             makespan_ns: 0,
             runs_behind,
             copies: Vec::new(),
@@ -282,11 +285,12 @@ impl Library {
         };
         let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
         let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
-            _ if self.awaits_unknown => Record::Whole,
+            _ if self.awaits_unknown && self.backoff.records() => Record::Whole,
+            _ if self.awaits_unknown => Record::Nothing,
             Some((Times::Marked(..), _)) => Record::Makespan,
             // The first planned one makes room on the host for what it copies.
             Some((Times::Wanted(_), 1..)) => Record::Whole,
-            _ if self.calm < CALM => Record::Whole,
+            _ if self.calm < CALM && self.backoff.records() => Record::Whole,
             _ => Record::Nothing,
         };
         let leader = leader.map(|(place, _)| place);
@@ -368,9 +372,12 @@ impl Library {
                     self.calm = 0;
                 }
                 let recorded = recorded.filter(|recorded| !recorded.is_empty());
+                let was_recorded = recorded.is_some();
                 let compare = |recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report);
+                let found = recorded.and_then(compare);
+                self.backoff.note(was_recorded, found.is_some());
                 // A program has the name of its first rung.
-                recorded.and_then(compare).map(|serial| (serial, serial))
+                found.map(|serial| (serial, serial))
             }
         };
         self.programs.push(found.map(|(program, _)| program));

@@ -5,6 +5,7 @@
 
 mod absence;
 mod ancestry;
+mod backoff;
 pub mod census;
 pub mod copy;
 mod detector;
