@@ -22,10 +22,11 @@ library() {
     {
         printf '%s\n' '#include <stdio.h>' '#include <stdlib.h>' \
             '#define WANTED(name) void name(void) { fputs("the stand-in device: " #name " was called\n", stderr); abort(); }'
-        # The one question that is asked of a library that nobody calls. The answer, that of 2.11's own cuDNN, chooses
-        # attention's kernels.
-        [ "$name" != libcudnn.so.9 ] || echo 'size_t cudnnGetVersion(void) { return 91900; }'
-        grep -E "$pattern" "$wanted" | sed 's/@.*//' | grep -v '^cudnnGetVersion$' | sort -u |
+        # What is asked of a library that nobody calls. The answers are those of 2.11's own cuDNN; the first chooses attention's
+        # kernels.
+        [ "$name" != libcudnn.so.9 ] ||
+            printf 'size_t %s(void) { return %s; }\n' cudnnGetVersion 91900 cudnnGetCudartVersion 13000
+        grep -E "$pattern" "$wanted" | sed 's/@.*//' | grep -v -E '^cudnnGet(Cudart)?Version$' | sort -u |
             comm -23 - "$out/there" | sed 's/.*/WANTED(&)/'
     } | ${CXX:-c++} -shared -fPIC -w -x c - -x none "$@" -o "$path" -Wl,-soname,"$name" -Wl,--version-script,"$out/map"
 }
