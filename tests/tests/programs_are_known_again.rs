@@ -513,6 +513,28 @@ fn batches_that_are_made_in_ways_of_their_own() {
     }
 }
 
+/// Which of two numbers an operator reads depends on what they are, and so does which of them lives longer: it is the same program.
+#[test]
+fn numbers_that_are_chosen_by_their_values() {
+    let _running = one_at_a_time();
+    let iterate = |weights: &Tensor, iteration: i64| {
+        tch::manual_seed(iteration);
+        let batch = Tensor::randn([128, 256], (Kind::Float, Device::Cpu));
+        let numbers = [0, 1].map(|row| batch.select(0, row).sum(Kind::Float));
+        let [one, other] = [&numbers[0], &numbers[1]].map(|number| number.double_value(&[]));
+        let [first, second] = numbers;
+        let larger = if one > other { first } else { second };
+        descend(weights, &(loss_of(weights, batch) * larger.sigmoid()))
+    };
+    let report = train(true, WIDE, iterate, 24);
+    assert_eq!(report.plans, 1);
+    let departed =
+        report.latest[4..].iter().find(|iteration| iteration.course != Driven::Planned || !iteration.followed);
+    assert!(departed.is_none(), "{departed:?}");
+    let predicted = |iteration: &&IterationReport| iteration.predicted.is_some();
+    assert!(report.latest[4..].iter().filter(predicted).count() < 20, "bytes are predicted where nothing differs");
+}
+
 /// A loop of which nothing repeats is recorded ever less, and is known all the same once something does.
 #[test]
 fn what_repeats_after_long() {

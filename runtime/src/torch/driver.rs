@@ -654,8 +654,9 @@ impl Driver {
             None if self.has_resumed() => Course::Resumed,
             _ => Course::Reactive,
         };
-        // Where sizes are others than in the plan nothing was predicted.
-        let exact = program.filter(|&program| self.acts && self.programs[program].fit() == Fit::Exact);
+        // Where sizes are others than in the plan, or numbers live for longer, nothing was predicted.
+        let is_as_planned = |program: &Program| program.fit() == Fit::Exact && !program.differs_in_small();
+        let exact = program.filter(|&program| self.acts && is_as_planned(&self.programs[program]));
         let prediction = exact.and_then(|program| self.programs[program].scheduled().prediction);
         report.predicted =
             prediction.map(|seen| Predicted { makespan_ns: seen.makespan_ns, peak_bytes: seen.peak_bytes });

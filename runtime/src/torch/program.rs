@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
 use super::shim::{Entry, RawOperator};
-use crate::lineage::{Edges, Lineage, VersionId};
+use crate::lineage::{EVICTION_FLOOR_BYTES, Edges, Lineage, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
 use crate::timeline::Prediction;
@@ -227,6 +227,8 @@ pub(crate) struct Program {
     pub(crate) matches: bool,
     /// Whether it was found again in this iteration, after other operators than its own.
     has_gaps: bool,
+    /// Whether the iteration did otherwise with what is too small to be evicted.
+    differs_in_small: bool,
     /// Operators that have run.
     pub(crate) operator: usize,
     step: usize,
@@ -268,6 +270,7 @@ impl Program {
             is_misled: false,
             matches: false,
             has_gaps: false,
+            differs_in_small: false,
             operator: 0,
             step: 0,
             misfit: None,
@@ -305,6 +308,7 @@ impl Program {
     pub(crate) fn begin(&mut self, line_bytes: u64) {
         self.matches = true;
         self.has_gaps = false;
+        self.differs_in_small = false;
         self.operator = 0;
         self.step = 0;
         self.misfit = None;
@@ -441,6 +445,11 @@ impl Program {
         self.has_gaps
     }
 
+    /// Whether the iteration had other bytes than were predicted, by some that are too small to be evicted.
+    pub(crate) fn differs_in_small(&self) -> bool {
+        self.differs_in_small
+    }
+
     /// Why an iteration that ends here is not this program.
     pub(crate) fn ends_early(&self) -> String {
         format!("the iteration ends before {}", self.place())
@@ -489,7 +498,9 @@ impl Program {
     fn check_operator(&mut self, operator: &RawOperator) -> Result<(), String> {
         let initial = self.initial();
         let name = self.look_up(operator);
-        let Program { ladder, standing, uses, is_unused, missed, found: found_out, told, step, .. } = self;
+        let Program {
+            ladder, standing, uses, is_unused, missed, found: found_out, told, step, differs_in_small, ..
+        } = self;
         let Rung { known, scheduled, .. } = ladder.rung();
         let trace = &*known.trace;
         let Some(expected) = trace.operators.get(self.operator) else {
@@ -524,6 +535,12 @@ impl Program {
                 continue;
             }
             let other = standing.storage(found.entry);
+            let is_created = |storage: StorageId| storage.index() >= initial;
+            if is_small(expected.bytes) && is_small(found.bytes) && is_created(storage) && other.is_none_or(is_created)
+            {
+                *differs_in_small = true;
+                continue;
+            }
             match stands {
                 None if storage.index() < initial && other.is_none() => {
                     standing.put(found.entry, storage);
@@ -548,7 +565,10 @@ impl Program {
             }
         }
         for (index, access) in operator.accesses().iter().enumerate() {
-            self.see(self.trace().operators[self.operator].accesses[index].storage, access.bytes);
+            let storage = self.trace().operators[self.operator].accesses[index].storage;
+            if self.entry(storage) == Some(access.entry) {
+                self.see(storage, access.bytes);
+            }
         }
         let mut filled = operator.accesses().iter().filter(|access| access.is_filled());
         filled.try_for_each(|access| self.filled(access.entry))
@@ -592,16 +612,20 @@ impl Program {
     }
 
     /// Checks that the program has let go of what the trace says it lets go of after the last operator. Locked storages may
-    /// be held by another thread for a while: one that sends them to another process, say.
-    fn check_frees(&self) -> Result<(), String> {
+    /// be held by another thread for a while: one that sends them to another process, say; what is small for as long as it likes.
+    fn check_frees(&mut self) -> Result<(), String> {
         let storages = &self.trace().storages;
-        match self.overdue().find(|(storage, _)| storages[storage.index()].locked.is_none()) {
-            None => Ok(()),
-            Some((storage, _)) => {
+        let mut is_any = false;
+        for (storage, _) in self.overdue() {
+            let outlives = &storages[storage.index()];
+            if outlives.locked.is_none() && !is_small(outlives.bytes) {
                 let last = self.operator - 1;
-                Err(format!("storage {} outlives operator {last} ({})", storage.0, self.name(last)))
+                return Err(format!("storage {} outlives operator {last} ({})", storage.0, self.name(last)));
             }
+            is_any |= outlives.locked.is_none();
         }
+        self.differs_in_small |= is_any;
+        Ok(())
     }
 
     /// Books what the operator made, if it is what the trace says.
@@ -702,6 +726,11 @@ impl Program {
         let position = lineage.replay_outputs(producer).iter().position(|output| *output == version)?;
         Some((producer, position))
     }
+}
+
+/// Whether so many bytes are never evicted: what holds no more may be another number, which the program chose by its value.
+fn is_small(bytes: u64) -> bool {
+    bytes < EVICTION_FLOOR_BYTES
 }
 
 /// Puts an item into its place in a table that grows.

@@ -387,9 +387,22 @@ impl RecordedIteration {
         &self.created[step.creates.range()]
     }
 
-    /// What a step lets go of that a plan might evict. The rest may die whenever another thread lets go of it.
+    /// What a step lets go of that a plan might evict. Of the rest, what is locked may die whenever another thread lets go of it,
+    /// and what is small whenever a number that the program looked at says so.
     fn frees(&self, step: &Step) -> impl Iterator<Item = Local> {
-        self.frees[step.frees.range()].iter().copied().filter(|&local| self.storage(local).locked.is_none())
+        let might_be_evicted = |local: &Local| {
+            let storage = self.storage(*local);
+            storage.locked.is_none() && storage.bytes >= EVICTION_FLOOR_BYTES
+        };
+        self.frees[step.frees.range()].iter().copied().filter(might_be_evicted)
+    }
+
+    /// What a step uses, and how. What the iteration made, and is too small to be evicted, stands for all that is: which one an
+    /// operator reads may depend on which of two numbers is the larger.
+    fn uses(&self, step: &Step) -> impl Iterator<Item = (Option<Local>, AccessMode)> {
+        let is_small =
+            |local: &Local| matches!(local, Local::Created(_)) && self.storage(*local).bytes < EVICTION_FLOOR_BYTES;
+        self.accesses(step).iter().map(move |&(local, mode)| (Some(local).filter(|local| !is_small(local)), mode))
     }
 
     /// From where autograd first recorded an operator to the last update.
@@ -430,7 +443,7 @@ impl RecordedIteration {
     fn differs_at(&self, other: &RecordedIteration) -> Option<usize> {
         let does = |step: &Step| (step.name, step.phase, step.not_replayable, step.creates);
         let is_like = |(a, b): (&Step, &Step)| {
-            does(a) == does(b) && self.accesses(a) == other.accesses(b) && self.frees(a).eq(other.frees(b))
+            does(a) == does(b) && self.uses(a).eq(other.uses(b)) && self.frees(a).eq(other.frees(b))
         };
         self.steps.iter().zip(&other.steps).position(|both| !is_like(both))
     }
