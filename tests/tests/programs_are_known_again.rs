@@ -535,6 +535,23 @@ fn numbers_that_are_chosen_by_their_values() {
     assert!(report.latest[4..].iter().filter(predicted).count() < 20, "bytes are predicted where nothing differs");
 }
 
+/// What is too small to be evicted in some iterations is not in others, of which it is the same program all the same.
+#[test]
+fn sizes_about_which_nothing_is_evicted() {
+    let _running = one_at_a_time();
+    let kind = (Kind::Float, Device::Cpu);
+    let iterate = |weights: &Tensor, iteration: i64| {
+        tch::manual_seed(iteration);
+        let kept = Tensor::randn([896 + iteration * 89 % 257], kind);
+        let scale = (kept.tanh().exp() * &kept).mean(Kind::Float);
+        drop(kept);
+        descend(weights, &(loss_of(weights, Tensor::randn([128, 256], kind)) * scale.sigmoid()))
+    };
+    let report = train(true, WIDE, iterate, 40);
+    let planned = report.latest[8..].iter().filter(|iteration| iteration.course == Driven::Planned).count();
+    assert!(planned >= 30, "{planned}: {:?}", report.latest[30]);
+}
+
 /// A loop of which nothing repeats is recorded ever less, and is known all the same once something does.
 #[test]
 fn what_repeats_after_long() {

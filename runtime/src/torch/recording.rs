@@ -387,22 +387,10 @@ impl RecordedIteration {
         &self.created[step.creates.range()]
     }
 
-    /// What a step lets go of that a plan might evict. Of the rest, what is locked may die whenever another thread lets go of it,
-    /// and what is small whenever a number that the program looked at says so.
-    fn frees(&self, step: &Step) -> impl Iterator<Item = Local> {
-        let might_be_evicted = |local: &Local| {
-            let storage = self.storage(*local);
-            storage.locked.is_none() && storage.bytes >= EVICTION_FLOOR_BYTES
-        };
-        self.frees[step.frees.range()].iter().copied().filter(might_be_evicted)
-    }
-
-    /// What a step uses, and how. What the iteration made, and is too small to be evicted, stands for all that is: which one an
-    /// operator reads may depend on which of two numbers is the larger.
-    fn uses(&self, step: &Step) -> impl Iterator<Item = (Option<Local>, AccessMode)> {
-        let is_small =
-            |local: &Local| matches!(local, Local::Created(_)) && self.storage(*local).bytes < EVICTION_FLOOR_BYTES;
-        self.accesses(step).iter().map(move |&(local, mode)| (Some(local).filter(|local| !is_small(local)), mode))
+    /// What a step lets go of, but for what is locked and what may be disregarded.
+    fn frees(&self, step: &Step, may_be: impl Fn(Local) -> bool) -> impl Iterator<Item = Local> {
+        let counts = move |local: &Local| self.storage(*local).locked.is_none() && !may_be(*local);
+        self.frees[step.frees.range()].iter().copied().filter(counts)
     }
 
     /// From where autograd first recorded an operator to the last update.
@@ -439,11 +427,23 @@ impl RecordedIteration {
         }
     }
 
-    /// The first of as many operators that does something else, or to other storages.
+    /// The first of as many operators that does something else, or to other storages. What is too small to be evicted in both does not
+    /// tell them apart: which one that it made an iteration reads, and which lives longer, may depend on which of two numbers is the
+    /// larger. What is locked may die whenever another thread lets go of it.
     fn differs_at(&self, other: &RecordedIteration) -> Option<usize> {
+        let is_small = |local: Local| [self, other].iter().all(|it| it.storage(local).bytes < EVICTION_FLOOR_BYTES);
+        let is_number = |local: Local| matches!(local, Local::Created(_)) && is_small(local);
         let does = |step: &Step| (step.name, step.phase, step.not_replayable, step.creates);
+        let uses_alike = |a: &[(Local, AccessMode)], b: &[(Local, AccessMode)]| {
+            let is_alike = |((local, mode), (like, as_mode)): (&(Local, AccessMode), &(Local, AccessMode))| {
+                mode == as_mode && (local == like || is_number(*local) && is_number(*like))
+            };
+            a.len() == b.len() && a.iter().zip(b).all(is_alike)
+        };
         let is_like = |(a, b): (&Step, &Step)| {
-            does(a) == does(b) && self.uses(a).eq(other.uses(b)) && self.frees(a).eq(other.frees(b))
+            does(a) == does(b)
+                && uses_alike(self.accesses(a), other.accesses(b))
+                && self.frees(a, is_small).eq(other.frees(b, is_small))
         };
         self.steps.iter().zip(&other.steps).position(|both| !is_like(both))
     }
