@@ -47,6 +47,13 @@ impl Limits {
     pub const fn wall(wall: Duration) -> Self {
         Limits { evaluations: u64::MAX, wall: Some(wall), seed: 0 }
     }
+
+    /// The share that is used up by so many evaluations since then.
+    fn spent(&self, evaluations: u64, started: Instant) -> f64 {
+        let of_wall =
+            |wall: Duration| started.elapsed().as_secs_f64() / wall.max(Duration::from_nanos(1)).as_secs_f64();
+        (evaluations as f64 / self.evaluations.max(1) as f64).max(self.wall.map_or(0.0, of_wall))
+    }
 }
 
 /// A better plan, and when it was found.

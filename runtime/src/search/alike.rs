@@ -90,27 +90,31 @@ impl Alike {
 }
 
 /// A plan that evicts together what is alike, in stretches of layers: whatever adds least to the makespan per byte by which the
-/// peak falls, until the budget is held or nothing helps. With it, the runs of the timeline that it took.
-pub(super) fn evict_alike(problem: &Problem<'_>, alike: &Alike) -> (Plan, u64) {
+/// peak falls, until the budget is held, nothing helps, or `is_over` says so of the runs of the timeline so far. With it, how many
+/// those were.
+pub(super) fn evict_alike(problem: &Problem<'_>, alike: &Alike, is_over: impl Fn(u64) -> bool) -> (Plan, u64) {
     let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
     let mut evaluations = 0;
     let mut predict = |plan: &Plan| {
         evaluations += 1;
-        timeline.predict(plan, problem.budget_bytes)
+        (timeline.predict(plan, problem.budget_bytes), is_over(evaluations))
     };
     let mut plan = Plan::keep_all(problem.lineage.windows().len());
-    let mut now = predict(&plan);
+    let (mut now, mut ends) = predict(&plan);
     let mut offers = alike.offers(problem);
-    while now.over_budget_bytes > 0 {
+    while now.over_budget_bytes > 0 && !ends {
         // A price hardly falls: what was dear before is asked again only where nothing cheaper is left.
         offers.sort_by(|a, b| a.ns_per_byte.total_cmp(&b.ns_per_byte));
         let (mut best, mut least_ns_per_byte) = (None, f64::INFINITY);
-        for (position, offer) in offers.iter_mut().enumerate() {
-            if best.is_some() && offer.ns_per_byte >= least_ns_per_byte {
+        // The peak falls by what would be away there alone.
+        let helps = |(_, offer): &(usize, &mut Offer)| offer.is_away_at(problem, now.peak_operator);
+        for (position, offer) in offers.iter_mut().enumerate().filter(helps) {
+            if ends || best.is_some() && offer.ns_per_byte >= least_ns_per_byte {
                 break;
             }
             offer.make(&mut plan, offer.action);
-            let after = predict(&plan);
+            let after;
+            (after, ends) = predict(&plan);
             offer.make(&mut plan, Action::Keep);
             let relief_bytes = now.over_budget_bytes.saturating_sub(after.over_budget_bytes);
             let delay_ns = after.makespan_ns.saturating_sub(now.makespan_ns) + 1;
@@ -165,6 +169,12 @@ struct Offer {
 impl Offer {
     fn make(&self, plan: &mut Plan, action: Action) {
         self.windows.iter().for_each(|&id| plan.set(id, action));
+    }
+
+    /// Whether any of it might be away while that operator runs.
+    fn is_away_at(&self, problem: &Problem<'_>, operator: usize) -> bool {
+        let mut windows = self.windows.iter().map(|&id| problem.lineage.window(id));
+        windows.any(|window| (window.start as usize..=window.end as usize).contains(&operator))
     }
 }
 
@@ -295,7 +305,7 @@ mod tests {
                 Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
             let windows: Vec<WindowId> = (0..lineage.windows().len() as u32).map(WindowId).collect();
             let alike = Alike::of(&problem, &windows);
-            let (plan, evaluations) = evict_alike(&problem, &alike);
+            let (plan, evaluations) = evict_alike(&problem, &alike, |_| false);
             let prediction = Timeline::new(&trace, &lineage, problem.tiers).predict(&plan, budget_bytes);
             assert_eq!(prediction.over_budget_bytes, 0, "{passes} passes");
             // An activation's one window: the same layers in every pass.
@@ -309,5 +319,20 @@ mod tests {
             evaluations
         });
         assert!(evaluations[1] < 2 * evaluations[0], "what is done in all passes is tried at once: {evaluations:?}");
+    }
+
+    #[test]
+    fn it_ends_where_it_is_told_to() {
+        let trace = accumulating(1);
+        let lineage = Lineage::of(&trace);
+        let (tiers, budget_bytes) = (Link::symmetric(1e12, 0).into(), lineage.keep_all_peak_bytes() / 2);
+        let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions: ActionSet::ALL };
+        let windows: Vec<WindowId> = (0..lineage.windows().len() as u32).map(WindowId).collect();
+        let alike = Alike::of(&problem, &windows);
+        let ((_, whole), (plan, some)) =
+            (evict_alike(&problem, &alike, |_| false), evict_alike(&problem, &alike, |evaluations| evaluations == 3));
+        assert!(some == 3 && whole > 3, "{some} of {whole}");
+        let is_evicted = |&id: &WindowId| plan.action(id) != Action::Keep;
+        assert!(windows.iter().any(is_evicted), "the best of what was asked is taken");
     }
 }

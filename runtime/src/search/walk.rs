@@ -1,7 +1,7 @@
 //! One walk of the search: which moves there are, which of them it takes, what it has found.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::alike::{Alike, evict_alike};
 use super::cost::{Judge, NoisyPrice, useful_windows, weighty_windows};
@@ -33,6 +33,9 @@ const ALIKE_MOVES: usize = 30;
 const ALIKE_ROUNDS: usize = 5;
 const ALIKE_SHARE: f64 = 0.2;
 const ALIKE_EVICTIONS_MAX: usize = 3;
+/// The share of the limits by which the plan that evicts alike what is alike must have been found: of a model without layers, every
+/// window is one of its kind, and there is more to be gained by other moves.
+const EVICT_ALIKE_SHARE: f64 = 0.5;
 /// Windows that are guessed before all that are eligible are counted.
 const GUESSES: usize = 12;
 /// Moves between two looks at the clock.
@@ -80,7 +83,8 @@ impl<'a> Walk<'a> {
     pub(super) fn new(problem: Problem<'a>, limits: Limits, guide: Option<&LearnedPolicy>, started: Instant) -> Self {
         let useful = weighty_windows(&problem, useful_windows(&problem));
         let alike = Alike::of(&problem, &useful);
-        let (first, evaluations) = evict_alike(&problem, &alike);
+        let is_over = |evaluations| limits.spent(evaluations, started) >= EVICT_ALIKE_SHARE;
+        let (first, evaluations) = evict_alike(&problem, &alike, is_over);
         let judge = Judge::new(problem, first, evaluations);
         let (plan, prediction) = judge.best();
         Walk {
@@ -177,12 +181,7 @@ impl<'a> Walk<'a> {
 
     /// The share of the limits that is used up.
     fn spent(&self) -> f64 {
-        let evaluations = self.judge.evaluations as f64 / self.limits.evaluations.max(1) as f64;
-        let wall = self
-            .limits
-            .wall
-            .map_or(0.0, |wall| self.started.elapsed().as_secs_f64() / wall.max(Duration::from_nanos(1)).as_secs_f64());
-        evaluations.max(wall)
+        self.limits.spent(self.judge.evaluations, self.started)
     }
 
     fn descend_all(&mut self, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) {
