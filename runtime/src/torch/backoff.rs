@@ -45,12 +45,12 @@ mod tests {
 
     /// How many of so many iterations are recorded, none of which is alike another.
     fn recorded(backoff: &mut Backoff, iterations: u32) -> u32 {
-        let mut iterations = (0..iterations).map(|_| {
+        let iterations = (0..iterations).map(|_| {
             let records = backoff.records();
             backoff.note(records, false);
             u32::from(records)
         });
-        iterations.by_ref().sum()
+        iterations.sum()
     }
 
     #[test]
