@@ -86,12 +86,12 @@ ON ?= cpu
 JOBS ?=
 libraries: libtorch tools stand-in
 	cargo build
-	@sh runtime/fetch.sh .tools/libraries --no-deps $(shell cat tests/libraries.txt)
+	@sh runtime/fetch.sh .tools/site-packages --no-deps $(shell cat tests/libraries/requirements.txt)
 	@sh runtime/python/stage.sh $(dir $(PLIMSOLL))lib_plimsoll.so target/libraries
 	GOMP_SPINCOUNT=0 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	    LD_PRELOAD=$(CURDIR)/target/stand-in/late/libcudart.so.13 LD_LIBRARY_PATH=$(CURDIR)/target/stand-in \
-	    PYTHONPATH=target/libraries:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/libraries:$(CURDIR)/.tools/python \
-	    python3 tests/libraries.py --device $(ON) $(JOBS)
+	    PYTHONPATH=target/libraries:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/site-packages:$(CURDIR)/.tools/python \
+	    python3 tests/libraries --device $(ON) $(JOBS)
 
 # What proves everything on a machine with a GPU that has python3 with torch 2.11, and neither Rust nor this repository:
 # unpack it there and call plimsoll-gpu/gpu-check --out DIR.
