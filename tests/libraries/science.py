@@ -1,4 +1,4 @@
-"""Jobs that train on graphs, points and dynamics."""
+"""Jobs that train on graphs, points, dynamics and sequences."""
 
 import torch
 
@@ -109,3 +109,38 @@ def torchdiffeq_adjoint(device):
         return (odeint_adjoint(slope, start, times, rtol=1e-3, atol=1e-3)[-1] - start).abs().mean()
 
     return trains(slope, device, loss_of)
+
+
+@job("marked")
+def torch_packs(device):
+    """A recurrent net over sequences of lengths of their own, packed: no iteration is another one's program."""
+    from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+    recur, read = torch.nn.LSTM(32, 128, 2, dropout=0.2), torch.nn.Linear(128, 10)
+
+    def loss_of(generator):
+        lengths = torch.randint(5, 40, (8,), generator=generator)
+        sequences = [torch.randn(int(length), 32, generator=generator).to(device) for length in lengths]
+        states, _ = pad_packed_sequence(recur(pack_sequence(sequences, enforce_sorted=False))[0])
+        last = states[lengths.to(device) - 1, torch.arange(8, device=device)]
+        return torch.nn.functional.cross_entropy(read(last), torch.randint(0, 10, (8,), generator=generator).to(device))
+
+    return trains(torch.nn.ModuleList([recur, read]), device, loss_of)
+
+
+@job("marked")
+def torch_searches_lines(device):
+    """L-BFGS, whose steps evaluate the loss as often as the search along a line takes."""
+    layers = [torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1)]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6, history_size=4, line_search_fn="strong_wolfe")
+    points = torch.randn(512, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    values = points.sin().sum(1, keepdim=True)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(points) - values).square().mean()
+        loss.backward()
+        return loss
+
+    return lambda _: optimizer.step(closure).detach(), [model]
