@@ -81,7 +81,8 @@ fuzz: libtorch
 	GOMP_SPINCOUNT=0 cargo run -p plimsoll-tests --bin fuzz -- --programs 10000
 
 # Training jobs of other libraries, ON a device that may be "cuda": that of `make stand-in`, where the torch in use needs NVIDIA's
-# libraries and finds none. JOBS names some of them.
+# libraries and finds none. JOBS names some of them. The folder is named site-packages, for datasets pickles modules of any other
+# whole, as a program's own.
 ON ?= cpu
 JOBS ?=
 libraries: libtorch tools stand-in

@@ -162,7 +162,7 @@ impl Estimator {
             let window = lineage.window(candidates[row].window);
             let (over_budget_time, over_budget_area) = outlook.shares(window, candidates[row].bytes);
             Ahead {
-                covers_peak: window.start <= peak_ahead && peak_ahead < window.end,
+                covers_peak: window.spans(peak_ahead as usize),
                 over_budget_time,
                 over_budget_area,
                 prefetch_claimed_ns: claimed_ns[row],

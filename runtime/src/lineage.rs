@@ -72,6 +72,11 @@ pub struct Window {
 }
 
 impl Window {
+    /// Whether its storage is idle while that operator runs.
+    pub const fn spans(&self, operator: usize) -> bool {
+        self.start as usize <= operator && operator < self.end as usize
+    }
+
     /// The operator index that ends it: of the access, or of the operator after which its storage is freed.
     pub const fn last_operator(&self) -> usize {
         if self.used_again { self.end as usize } else { self.end as usize - 1 }

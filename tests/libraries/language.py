@@ -69,21 +69,15 @@ def transformers_bert_in_buckets(device):
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256)
-    model = BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, **sizes)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(2)
+    model = BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, **sizes))
 
-    def iterate(_):
+    def loss_of(generator):
         length = 32 * int(torch.randint(2, 5, (), generator=generator))
         batch = torch.randint(0, VOCABULARY, (8, length), generator=generator).to(device)
         labels = torch.randint(0, 2, (8,), generator=generator).to(device)
-        loss = model(input_ids=batch, attention_mask=torch.ones_like(batch), labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return model(input_ids=batch, attention_mask=torch.ones_like(batch), labels=labels).loss
 
-    return iterate, [model]
+    return trains(model, device, loss_of)
 
 
 @job("marked", "detected")

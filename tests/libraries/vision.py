@@ -2,7 +2,7 @@
 
 import torch
 
-from jobs import job, trains
+from jobs import VOCABULARY, job, trains
 
 
 def classify(model, device, size, prepare=lambda images: images):
@@ -83,26 +83,20 @@ def torchvision_detects(device):
 
     backbone = resnet_fpn_backbone(backbone_name="resnet18", weights=None, trainable_layers=5)
     sizes = dict(num_classes=5, min_size=128, max_size=128, rpn_pre_nms_top_n_train=200, rpn_post_nms_top_n_train=100)
-    model = FasterRCNN(backbone, **sizes).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
-    generator = torch.Generator().manual_seed(1)
+    model = FasterRCNN(backbone, **sizes)
 
-    def target():
+    def target(generator):
         count = int(torch.randint(1, 4, (), generator=generator))
         corner = torch.rand(count, 2, generator=generator) * 60
         boxes = torch.cat([corner, corner + 20 + torch.rand(count, 2, generator=generator) * 40], 1)
         labels = torch.randint(1, 5, (count,), generator=generator)
         return dict(boxes=boxes.to(device), labels=labels.to(device))
 
-    def iterate(_):
+    def loss_of(generator):
         images = [torch.rand(3, 128, 128, generator=generator).to(device) for _ in range(2)]
-        loss = sum(model(images, [target() for _ in images]).values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return sum(model(images, [target(generator) for _ in images]).values())
 
-    return iterate, [model]
+    return trains(model, device, loss_of, torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9))
 
 
 @job("marked")
@@ -146,12 +140,12 @@ def open_clip_pairs(device):
     from open_clip.model import CLIP
 
     pictures = dict(image_size=64, layers=3, width=128, patch_size=8, head_width=32)
-    texts = dict(context_length=24, vocab_size=500, width=128, heads=4, layers=3)
+    texts = dict(context_length=24, vocab_size=VOCABULARY, width=128, heads=4, layers=3)
     model, contrast = CLIP(128, pictures, texts), ClipLoss()
 
     def loss_of(generator):
         images = torch.rand(16, 3, 64, 64, generator=generator).to(device)
-        captions = torch.randint(1, 500, (16, 24), generator=generator).to(device)
+        captions = torch.randint(1, VOCABULARY, (16, 24), generator=generator).to(device)
         with torch.autocast(device.type, torch.bfloat16):
             return contrast(*model(images, captions))
 

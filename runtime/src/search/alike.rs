@@ -94,27 +94,23 @@ impl Alike {
 /// those were.
 pub(super) fn evict_alike(problem: &Problem<'_>, alike: &Alike, is_over: impl Fn(u64) -> bool) -> (Plan, u64) {
     let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
-    let mut evaluations = 0;
-    let mut predict = |plan: &Plan| {
-        evaluations += 1;
-        (timeline.predict(plan, problem.budget_bytes), is_over(evaluations))
-    };
+    let mut predict = |plan: &Plan| timeline.predict(plan, problem.budget_bytes);
     let mut plan = Plan::keep_all(problem.lineage.windows().len());
-    let (mut now, mut ends) = predict(&plan);
+    let (mut now, mut evaluations) = (predict(&plan), 1);
     let mut offers = alike.offers(problem);
-    while now.over_budget_bytes > 0 && !ends {
+    while now.over_budget_bytes > 0 && !is_over(evaluations) {
         // A price hardly falls: what was dear before is asked again only where nothing cheaper is left.
         offers.sort_by(|a, b| a.ns_per_byte.total_cmp(&b.ns_per_byte));
         let (mut best, mut least_ns_per_byte) = (None, f64::INFINITY);
         // The peak falls by what would be away there alone.
-        let helps = |(_, offer): &(usize, &mut Offer)| offer.is_away_at(problem, now.peak_operator);
+        let helps = |(_, offer): &(usize, &mut Offer)| offer.spans(problem, now.peak_operator);
         for (position, offer) in offers.iter_mut().enumerate().filter(helps) {
-            if ends || best.is_some() && offer.ns_per_byte >= least_ns_per_byte {
+            if is_over(evaluations) || best.is_some() && offer.ns_per_byte >= least_ns_per_byte {
                 break;
             }
             offer.make(&mut plan, offer.action);
-            let after;
-            (after, ends) = predict(&plan);
+            let after = predict(&plan);
+            evaluations += 1;
             offer.make(&mut plan, Action::Keep);
             let relief_bytes = now.over_budget_bytes.saturating_sub(after.over_budget_bytes);
             let delay_ns = after.makespan_ns.saturating_sub(now.makespan_ns) + 1;
@@ -172,9 +168,8 @@ impl Offer {
     }
 
     /// Whether any of it might be away while that operator runs.
-    fn is_away_at(&self, problem: &Problem<'_>, operator: usize) -> bool {
-        let mut windows = self.windows.iter().map(|&id| problem.lineage.window(id));
-        windows.any(|window| (window.start as usize..=window.end as usize).contains(&operator))
+    fn spans(&self, problem: &Problem<'_>, operator: usize) -> bool {
+        self.windows.iter().any(|&id| problem.lineage.window(id).spans(operator))
     }
 }
 

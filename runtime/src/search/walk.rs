@@ -452,8 +452,7 @@ impl<'a> Walk<'a> {
     }
 
     fn spans(&self, id: WindowId, operator: usize) -> bool {
-        let window = self.problem.lineage.window(id);
-        window.start as usize <= operator && operator < window.end as usize
+        self.problem.lineage.window(id).spans(operator)
     }
 
     fn bytes(&self, id: WindowId) -> u64 {

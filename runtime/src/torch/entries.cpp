@@ -24,6 +24,13 @@ bool is_unknown(c10::StorageImpl* storage) {
   return unknown;
 }
 
+uint64_t mixed(uint64_t hash, const uint8_t* bytes, size_t count = sizeof(uint64_t)) {
+  uint64_t word = 0;
+  std::memcpy(&word, bytes, count);
+  hash = (hash ^ word) * 0x100000001b3;
+  return hash ^ hash >> 29;
+}
+
 }  // namespace
 
 void ShortLock::lock() noexcept {
@@ -217,17 +224,6 @@ void Entries::clear(PlimsollEntry entry, Entry& kept) {
   c10::raw::weak_intrusive_ptr::decref(storage);
   vacant_.push_back(entry);
 }
-
-namespace {
-
-uint64_t mixed(uint64_t hash, const uint8_t* bytes, size_t count = sizeof(uint64_t)) {
-  uint64_t word = 0;
-  std::memcpy(&word, bytes, count);
-  hash = (hash ^ word) * 0x100000001b3;
-  return hash ^ hash >> 29;
-}
-
-}  // namespace
 
 uint64_t digest(const c10::StorageImpl& storage) {
   if (!storage.device().is_cpu() && storage.data()) return digest_on_accelerator(storage);

@@ -284,13 +284,13 @@ impl Library {
             false => driver.rungs().max_by_key(|at| (is_next(at), rung == Some(at.1.serial), at.1.last_seen)),
         };
         let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
+        let of_unknown = if self.backoff.records() { Record::Whole } else { Record::Nothing };
         let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
-            _ if self.awaits_unknown && self.backoff.records() => Record::Whole,
-            _ if self.awaits_unknown => Record::Nothing,
+            _ if self.awaits_unknown => of_unknown,
             Some((Times::Marked(..), _)) => Record::Makespan,
             // The first planned one makes room on the host for what it copies.
             Some((Times::Wanted(_), 1..)) => Record::Whole,
-            _ if self.calm < CALM && self.backoff.records() => Record::Whole,
+            _ if self.calm < CALM => of_unknown,
             _ => Record::Nothing,
         };
         let leader = leader.map(|(place, _)| place);
