@@ -234,8 +234,8 @@ class Hooked:
     zero_grad = step
 
 
-def train_step(model, optimizer, device, before_backward):
-    symbols = torch.randint(SYMBOLS, (BATCH, SEQUENCE + 1)).to(device)
+def train_step(model, optimizer, device, before_backward, sequence=SEQUENCE):
+    symbols = torch.randint(SYMBOLS, (BATCH, sequence + 1)).to(device)
     optimizer.zero_grad()
     logits = model(symbols[:, :-1])
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
@@ -308,7 +308,9 @@ def main():
     parser.add_argument("--policy", type=pathlib.Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--sequence", type=int, default=SEQUENCE)
     parser.add_argument("--detect", action="store_true")
+    parser.add_argument("--mark", action="store_true")
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--elsewhere", action="store_true")
     parser.add_argument("--forks", action="store_true")
@@ -347,11 +349,14 @@ def main():
     count = Count() if asked.in_python else contextlib.nullcontext()
 
     def train():
-        with count, runtime.detect() if asked.detect else contextlib.nullcontext():
+        whole = asked.detect or asked.mark
+        with count, runtime.detect() if whole else contextlib.nullcontext() as loop:
             for _ in range(asked.iterations):
-                guard = runtime.iteration() if runtime and not asked.detect else contextlib.nullcontext()
+                guard = runtime.iteration() if runtime and not whole else contextlib.nullcontext()
+                if asked.mark:
+                    loop.mark()
                 with beside.watch(guard) if beside else guard:
-                    losses.append(train_step(model, optimizer, asked.device, before_backward))
+                    losses.append(train_step(model, optimizer, asked.device, before_backward, asked.sequence))
 
     if asked.elsewhere:
         loop = threading.Thread(target=train)

@@ -65,7 +65,7 @@ pub struct Window {
     /// The operator that accesses it next, or the number of operators where the trace ends first, or one past the operator
     /// after which it is freed.
     pub end: u32,
-    /// Whether it must be resident again at `end`, as opposed to being freed there, or left to the iteration's next part.
+    /// Whether it must be resident again at `end`, as opposed to being freed there, or left to what comes next.
     pub used_again: bool,
     /// Whether it may be dropped and rebuilt.
     pub recomputable: bool,
@@ -83,13 +83,14 @@ impl Window {
     }
 }
 
-/// How a part of an iteration stands to those before and after it: what they leave to each other in a slow tier. That is decided
-/// for all of them together; no plan of one changes it. A whole iteration begins and ends with everything resident.
+/// How an iteration, or a part of one, stands to those before and after it: what they leave to each other in a slow tier. That is
+/// decided for all of them together; no plan of one changes it. Where code that nobody listens to comes before and after an
+/// iteration, it begins and ends with everything resident.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Edges {
     /// Initial storages that are away when it begins, in order.
     pub away: Vec<StorageId>,
-    /// Initial storages that are away when it ends, in order, as far as it does not use them.
+    /// Initial storages that are away when it ends, in order, as far as they live on.
     pub stays: Vec<StorageId>,
 }
 
@@ -188,7 +189,7 @@ impl Lineage {
         self.edges.has_away(self.window(window))
     }
 
-    /// Whether the storage of a window is still away when the iteration's next part begins.
+    /// Whether the storage of a window is still away when what comes next begins.
     pub fn stays_away(&self, window: WindowId) -> bool {
         self.stays[window.index()]
     }
@@ -256,6 +257,14 @@ impl Lineage {
     /// When operator `index` starts if nothing is evicted; the entry after the last operator is the makespan.
     pub fn start_ns(&self, index: usize) -> u64 {
         self.start_ns[index]
+    }
+
+    /// How long a storage is idle before its first use and after its last one, if nothing is evicted.
+    pub(crate) fn idle_around_ns(&self, storage: StorageId) -> u64 {
+        let last = self.windows_ending(self.end_ns.len()).iter().filter(|id| self.window(**id).start > 0);
+        let around = self.windows_starting(0).iter().chain(last).map(|id| self.window(*id));
+        let own = around.filter(|window| window.storage == storage);
+        own.map(|window| self.start_ns(window.end as usize) - self.start_ns(window.start as usize)).sum()
     }
 
     /// Bytes of a storage.
@@ -423,8 +432,7 @@ impl<'a> Builder<'a> {
         for index in 0..trace.storages.len() {
             if self.alive[index] {
                 let storage = StorageId(index as u32);
-                let is_unused = storage.0 < trace.initial_storages && self.idle_since[index] == 0;
-                let does_stay = is_unused && edges.stays.binary_search(&storage).is_ok();
+                let does_stay = storage.0 < trace.initial_storages && edges.stays.binary_search(&storage).is_ok();
                 self.close_window(storage, count as u32, !does_stay);
                 stays.resize(self.windows.len(), does_stay);
             }

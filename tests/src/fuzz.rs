@@ -215,22 +215,34 @@ pub enum Mode {
     Accumulated,
     /// As [`Mode::Budgeted`], with some instructions left out of every iteration, by chance, once the program is known.
     LeftOut,
+    /// Within less than there is between iterations, mostly, in a loop that is listened to throughout. Now and then it is looked at
+    /// what is alive.
+    LeftAway,
 }
 
 impl Mode {
+    /// All of them.
+    pub const ALL: [Mode; 6] =
+        [Mode::Planned, Mode::Budgeted, Mode::Resized, Mode::Accumulated, Mode::LeftOut, Mode::LeftAway];
+
     /// How often a program runs. Of other lengths it is known when it has run three times, and has a plan for one of them.
     fn iterations(self) -> usize {
         match self {
             Mode::Planned | Mode::Budgeted => TOTAL,
-            Mode::Resized | Mode::Accumulated | Mode::LeftOut => 2 * TOTAL,
+            Mode::Resized | Mode::Accumulated | Mode::LeftOut | Mode::LeftAway => 2 * TOTAL,
         }
     }
 
     fn passes(self) -> u64 {
         match self {
-            Mode::Planned | Mode::Budgeted | Mode::Resized | Mode::LeftOut => 1,
+            Mode::Planned | Mode::Budgeted | Mode::Resized | Mode::LeftOut | Mode::LeftAway => 1,
             Mode::Accumulated => 3,
         }
+    }
+
+    /// Whether the program has what only an optimizer uses.
+    fn has_states(self) -> bool {
+        matches!(self, Mode::Accumulated | Mode::LeftAway)
     }
 
     /// Whether batches are of another length in most iterations.
@@ -272,6 +284,7 @@ impl Program {
         let checked = catch_unwind(AssertUnwindSafe(|| match mode {
             Mode::Planned => self.planned(&expected),
             Mode::Budgeted | Mode::Resized | Mode::Accumulated | Mode::LeftOut => self.budgeted(&expected, mode),
+            Mode::LeftAway => self.left_away(&expected),
         }));
         match checked {
             Ok(Ok(verdict)) => verdict,
@@ -298,7 +311,8 @@ impl Program {
         let mut recorder = Recorder::new(session());
         for iteration in 0..WARM_UP + RECORDED {
             let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
-            expected.compare(iteration, alive, "while recording")?;
+            let alive = alive.map_err(|error| first_line(&error))?;
+            expected.compare(iteration, &digests(&alive), "while recording")?;
         }
         let trace = match recorder.finish(WARM_UP, "program", "fuzz", "cpu") {
             Ok(trace) => trace,
@@ -314,7 +328,8 @@ impl Program {
                 let (alive, report) = executor.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
                 let iteration = WARM_UP + RECORDED + plan * PLANNED + planned;
                 let deviation = report.deviation.as_deref().unwrap_or("no deviation");
-                expected.compare(iteration, alive, &format!("{what} ({deviation})"))?;
+                let alive = alive.map_err(|error| format!("{what}: {}", first_line(&error)))?;
+                expected.compare(iteration, &digests(&alive), &format!("{what} ({deviation})"))?;
                 tally.followed += usize::from(report.followed);
                 tally.reruns += report.reruns;
                 tally.swapped_bytes += report.prefetched_bytes;
@@ -357,7 +372,7 @@ impl Program {
             tally.evictions += latest.reactive_evictions;
             let refused = match ran {
                 Ok(Ok(alive)) => {
-                    expected.compare(iteration, Ok(alive), &what)?;
+                    expected.compare(iteration, &digests(&alive), &what)?;
                     iteration += 1;
                     continue;
                 }
@@ -377,12 +392,83 @@ impl Program {
         Ok(Verdict::Same(tally))
     }
 
+    /// In one loop under a runtime, in which its values are made, too; where anything is refused, in another one, from the beginning,
+    /// within a larger budget.
+    fn left_away(&self, expected: &Untouched) -> Result<Verdict, String> {
+        let mode = Mode::LeftAway;
+        let (mut runtime, actions) = self.runtime(expected, mode);
+        let enough_bytes = self.enough_bytes(mode)?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
+        // What is looked at is copied.
+        let enough_bytes = enough_bytes.min(expected.peak_bytes) + 8 * ELEMENTS_MAX as u64;
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 1 << 54);
+        let mut refusals = 0;
+        loop {
+            let budget_bytes = runtime.budget().as_bytes();
+            let what = format!("{actions:?} within {budget_bytes} of {} bytes", expected.peak_bytes);
+            let (mut machine, mut iteration) = (None, 0);
+            let refused = {
+                let training = runtime.detect().map_err(|error| format!("{what}: {error}"))?;
+                loop {
+                    if iteration == mode.iterations() {
+                        break None;
+                    }
+                    training.mark().map_err(|error| format!("{what}: {error}"))?;
+                    let looks = random.random_range(0..4) == 0;
+                    let ran = catch_unwind(AssertUnwindSafe(|| {
+                        let alive = machine.get_or_insert_with(|| Machine::new(self, mode)).iteration()?;
+                        if looks { digests_within(&alive).map(Some) } else { Ok(None) }
+                    }));
+                    // Reruns alone have to make room for what they remake.
+                    let peak_bytes = session().peak_bytes();
+                    if actions.swap && peak_bytes > budget_bytes {
+                        return Err(format!("{what}: {peak_bytes} in iteration {iteration}"));
+                    }
+                    match ran {
+                        Ok(Ok(found)) => found.map_or(Ok(()), |found| expected.compare(iteration, &found, &what))?,
+                        Ok(Err(error)) => break Some(first_line(&error)),
+                        Err(panic) => break Some(text_of(&*panic)),
+                    }
+                    iteration += 1;
+                }
+            };
+            let report = runtime.report();
+            // But for its last iteration, which ends with everything resident.
+            let mut others = report.latest.iter().rev().take(iteration + usize::from(refused.is_some())).skip(1);
+            if let Some(over) = others.find(|iteration| actions.swap && iteration.peak_bytes > budget_bytes) {
+                return Err(format!("{what}: {} at an iteration's end", over.peak_bytes));
+            }
+            let Some(refused) = refused else {
+                let followed = report.latest.iter().filter(|iteration| iteration.followed).count();
+                return Ok(Verdict::Same(Tally {
+                    followed,
+                    reruns: report.reruns,
+                    swapped_bytes: report.prefetched_bytes,
+                    evictions: report.reactive_evictions,
+                    refusals,
+                }));
+            };
+            let least_bytes = report.least_feasible_budget_bytes;
+            if least_bytes <= budget_bytes || budget_bytes >= enough_bytes {
+                return Err(format!("{what}: {enough_bytes} suffice: iteration {iteration}: {refused}"));
+            }
+            refusals += 1;
+            // Every tensor is there to be read.
+            machine.iter().for_each(|machine| drop(digests(&machine.kept())));
+            runtime.set_budget(Budget::bytes(least_bytes.max(budget_bytes + budget_bytes / 64)));
+        }
+    }
+
     /// A runtime with a random budget.
     fn runtime(&self, untouched: &Untouched, mode: Mode) -> (Runtime, ActionSet) {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 1 << 55);
         let link = Link::symmetric(10f64.powf(random.random_range(7.0..10.0)), random.random_range(0..100_000));
-        let span_bytes = (untouched.peak_bytes - untouched.resident_bytes) as f64;
-        let budget_bytes = untouched.resident_bytes + (span_bytes * random.random_range(0.1..1.0)) as u64;
+        let least_bytes = match mode {
+            // The program has not begun.
+            Mode::LeftAway => (2 * session().live_bytes() + untouched.resident_bytes) / 3,
+            _ => untouched.resident_bytes,
+        };
+        let span_bytes = (untouched.peak_bytes - least_bytes) as f64;
+        let budget_bytes = least_bytes + (span_bytes * random.random_range(0.1..1.0)) as u64;
         let actions = match random.random_range(0..4) {
             0 => ActionSet { swap: true, recompute: false },
             1 => ActionSet { swap: false, recompute: true },
@@ -393,7 +479,7 @@ impl Program {
         let planner = Planner { limits: Limits::evaluations(EVALUATIONS), ..Planner::default() };
         let mut builder = Runtime::builder();
         let baseline = BASELINES[random.random_range(0..BASELINES.len())];
-        if mode != Mode::Accumulated || self.seed % 4 < 2 {
+        if !mode.has_states() || self.seed % 4 < 2 {
             builder = builder.baseline(baseline);
         }
         let builder = builder
@@ -489,9 +575,8 @@ struct Untouched {
 }
 
 impl Untouched {
-    fn compare(&self, iteration: usize, alive: Result<Vec<Tensor>, TchError>, what: &str) -> Result<(), String> {
-        let alive = alive.map_err(|error| format!("{what}: {}", first_line(&error)))?;
-        let (found, expected) = (digests(&alive), &self.digests[iteration]);
+    fn compare(&self, iteration: usize, found: &[u64], what: &str) -> Result<(), String> {
+        let expected = &self.digests[iteration];
         if found.len() != expected.len() {
             return Err(format!("{what}: {} tensors are alive, not {}", found.len(), expected.len()));
         }
@@ -535,6 +620,13 @@ pub fn quietly() {
     }));
 }
 
+/// The same where tensors may be away: of copies, which operators make.
+fn digests_within(alive: &[Tensor]) -> Result<Vec<u64>, TchError> {
+    let next = Tensor::f_rand([4], (Kind::Double, Device::Cpu))?;
+    let copied = |tensor: &Tensor| tch::no_grad(|| tensor.f_detach_copy());
+    alive.iter().chain([&next]).map(|tensor| Ok(digest(&copied(tensor)?))).collect()
+}
+
 /// What every tensor holds, and what the generator would draw next.
 fn digests(alive: &[Tensor]) -> Vec<u64> {
     let next = Tensor::rand([4], (Kind::Double, Device::Cpu));
@@ -569,10 +661,8 @@ impl<'a> Machine<'a> {
         let on_cpu = (Kind::Float, Device::Cpu);
         let parameters =
             (0..3).map(|_| (Tensor::randn([WIDTH, WIDTH], on_cpu) * 0.1).set_requires_grad(true)).collect();
-        let states = match mode {
-            Mode::Accumulated => (0..3).map(|_| Tensor::ones([WIDTH, WIDTH], on_cpu)).collect(),
-            _ => Vec::new(),
-        };
+        let states = if mode.has_states() { 3 } else { 0 };
+        let states = (0..states).map(|_| Tensor::ones([WIDTH, WIDTH], on_cpu)).collect();
         Machine {
             program,
             mode,

@@ -170,6 +170,27 @@ fn iterations_of_a_job_are_found() {
     }
 }
 
+/// What is there all the time alone exceeds the budget: some of it is away from one iteration to the next.
+#[test]
+fn what_lasts_may_be_away_between_the_iterations_of_a_job() {
+    let Some(ground) = ground() else { return };
+    let flags = "--sequence 4 --iterations 20";
+    let untouched = ground.job(flags).unwrap();
+    let budget_bytes = ground.budget_bytes("--sequence 4");
+    let refused = ground.job(&format!("{flags} --budget {budget_bytes}B")).unwrap_err();
+    assert!(refused.contains("resident between iterations"), "{refused}");
+    for how in ["--mark", "--detect"] {
+        let job = ground.job(&format!("{flags} --budget {budget_bytes}B {how}")).unwrap();
+        for what in ["losses", "parameters"] {
+            assert_eq!(job[what], untouched[what], "{how}: {}", job["report"]);
+        }
+        let (last, others) = job["report"]["latest"].as_array().unwrap().split_last().unwrap();
+        let exceeds = |iteration: &Value| iteration["peak_bytes"].as_u64() > Some(budget_bytes);
+        assert!(!others.iter().any(exceeds) && exceeds(last), "{how}: {}", job["report"]);
+        assert_eq!(others.last().unwrap()["course"], "planned", "{how}: {}", job["report"]);
+    }
+}
+
 #[test]
 fn other_threads_of_a_job_go_on_while_it_is_planned() {
     let Some(ground) = ground() else { return };

@@ -1,5 +1,5 @@
 //! A slice of the fuzzer: random programs under random plans, under random budgets, and so with one or several batches of any
-//! length, or with pieces left out, give the bits of their untouched selves.
+//! length, with pieces left out, or with parameters that are away between iterations, give the bits of their untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
 use plimsoll_tests::one_at_a_time;
@@ -73,6 +73,11 @@ fn with_batches_of_any_length() {
 #[test]
 fn with_some_instructions_left_out() {
     under_budgets(Mode::LeftOut);
+}
+
+#[test]
+fn with_less_than_there_is_between_iterations() {
+    under_budgets(Mode::LeftAway);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -64,9 +64,18 @@ class Runtime:
         another iteration is under way.
         """
 
-    def detect(self) -> Guard:
+    def detect(self) -> Loop:
         """For a loop that cannot be marked, such as a trainer's: all of it for one `with`. Iterations are found, and until then
         what has to be evicted is. No tensor may be read by its address meanwhile. Raises RuntimeError as `iteration` does.
+
+        And for a loop whose parameters, gradients and optimizer's state exceed the budget: what does not fit is away from one
+        iteration to the next. Have the optimizer update one parameter at a time (`foreach=False`), for what an operator uses is
+        there together, and save what you want to save within. At the end every storage is resident, whatever that takes.
+
+            with runtime.detect() as loop:
+                for batch in batches:
+                    loop.mark()
+                    train_step(model, batch)
         """
 
     def report(self) -> dict[str, Any]:
@@ -78,10 +87,14 @@ class Runtime:
 class Guard:
     """Left by the thread that entered it; by another one it raises RuntimeError."""
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool: ...
+
+class Loop(Guard):
+    def mark(self) -> None:
+        """An iteration begins here; none is looked for from now on. Raises RuntimeError in another thread."""
 
 def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None:
     """Brings tensors back. Until the next operator they may be used by their addresses: by a kernel of Triton's, a library. Those

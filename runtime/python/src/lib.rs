@@ -1,7 +1,6 @@
 //! The runtime as a Python class: what a PyTorch job needs, and no more. What it does for whom is told to Python users in
 //! `plimsoll/__init__.pyi`.
 
-use std::any::Any;
 use std::path::{Path, PathBuf};
 
 use plimsoll_env::device::DeviceName;
@@ -9,7 +8,7 @@ use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::units::Bytes;
 use plimsoll_runtime::baselines::BASELINES;
-use plimsoll_runtime::torch::{self, Budget, HostEngine, SessionError};
+use plimsoll_runtime::torch::{self, Budget, Detecting, HostEngine, Running};
 use plimsoll_runtime::{ActionSet, PolicyFile};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -107,11 +106,12 @@ impl Runtime {
     }
 
     fn iteration(slf: Py<Self>) -> Guard {
-        Guard { runtime: slf, finds_iterations: false, held: None }
+        Guard { runtime: slf, is_loop: false, held: None }
     }
 
-    fn detect(slf: Py<Self>) -> Guard {
-        Guard { runtime: slf, finds_iterations: true, held: None }
+    fn detect(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Loop>> {
+        let guard = Guard { runtime: slf, is_loop: true, held: None };
+        Py::new(py, PyClassInitializer::from(guard).add_subclass(Loop))
     }
 
     #[getter]
@@ -141,13 +141,36 @@ impl Runtime {
     }
 }
 
-/// One iteration, or a loop whose iterations are found, for `with`.
-#[pyclass]
+/// What keeps the operators of a thread under the budget while it lives.
+enum Held {
+    Iteration(#[expect(dead_code, reason = "it ends where this is dropped")] Running),
+    Loop(Detecting),
+}
+
+/// One iteration, or a whole loop, for `with`.
+#[pyclass(subclass)]
 struct Guard {
     runtime: Py<Runtime>,
-    finds_iterations: bool,
-    /// What keeps the operators of a thread under the budget while it lives.
-    held: Option<SendWrapper<Box<dyn Any>>>,
+    is_loop: bool,
+    held: Option<SendWrapper<Held>>,
+}
+
+/// A loop whose iterations are found, unless they are marked.
+#[pyclass(extends = Guard)]
+struct Loop;
+
+#[pymethods]
+impl Loop {
+    fn mark(slf: PyRef<'_, Self>) -> PyResult<()> {
+        let guard = slf.as_super();
+        if guard.is_elsewhere() {
+            return Err(runtime_error("iterations begin in the thread of their loop"));
+        }
+        match guard.held.as_deref() {
+            Some(Held::Loop(detecting)) => detached(|| detecting.mark()).map_err(runtime_error),
+            _ => Err(runtime_error("the loop has not begun, or has ended")),
+        }
+    }
 }
 
 impl Guard {
@@ -159,16 +182,17 @@ impl Guard {
 
 #[pymethods]
 impl Guard {
-    fn __enter__(&mut self) -> PyResult<()> {
-        if self.is_elsewhere() {
+    fn __enter__(mut slf: PyRefMut<'_, Self>) -> PyResult<PyRefMut<'_, Self>> {
+        if slf.is_elsewhere() {
             return Err(runtime_error("another thread is within this already"));
         }
-        let runtime = &self.runtime.get().0;
-        let started = detached(|| -> Result<Box<dyn Any>, SessionError> {
-            Ok(if self.finds_iterations { Box::new(runtime.start_detecting()?) } else { Box::new(runtime.start()?) })
+        let (runtime, is_loop) = (&slf.runtime.get().0, slf.is_loop);
+        let started = detached(|| match is_loop {
+            true => runtime.start_detecting().map(Held::Loop),
+            false => runtime.start().map(Held::Iteration),
         });
-        self.held = Some(SendWrapper::new(started.map_err(runtime_error)?));
-        Ok(())
+        slf.held = Some(SendWrapper::new(started.map_err(runtime_error)?));
+        Ok(slf)
     }
 
     fn __exit__(&mut self, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) -> PyResult<bool> {
@@ -193,5 +217,5 @@ impl Drop for Guard {
 #[pymodule]
 mod _plimsoll {
     #[pymodule_export]
-    use super::{Guard, Runtime};
+    use super::{Guard, Loop, Runtime};
 }

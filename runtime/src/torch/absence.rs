@@ -1,9 +1,10 @@
-//! Decides what stays away from one part of an iteration to the next: the optimizer's state, while the gradients of several passes
-//! add up.
+//! Decides what stays away from one part of an iteration to the next, as the optimizer's state while the gradients of several passes
+//! add up; and from one iteration to the next, where nobody needs it in between.
 //!
 //! Every part has a plan of its own, and has to bring back what that sends away. What only the last of them uses may go once in an
-//! iteration instead, and come once; then the parts between have its room, though they might do without. How much of it goes is the
-//! same for all parts: whatever the latest iterations are predicted to be the fastest with.
+//! iteration instead, and come once; then the parts between have its room, though they might do without. And where all that is there
+//! all the time, parameters and the optimizer's state, exceeds the budget, some of it has to be away where one iteration ends and the
+//! next begins. How much of it is away is the same everywhere: whatever the latest iterations are predicted to be the fastest with.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -19,15 +20,18 @@ const PATIENCE: u32 = 16;
 const PATIENCE_GROWS: u32 = 4;
 /// By how much something has to be better.
 const BETTER: f64 = 0.97;
+/// What differs by less in time is alike: then it counts what is copied, which costs more than is predicted.
+const ALIKE: f64 = 0.99;
 
 /// A part of an iteration: the names of its program and of the rung that it went by.
 pub(super) type PartName = (u64, u64);
 
-/// What is predicted of several parts together: bytes over the budget, and time.
+/// What is predicted of several parts together: bytes over the budget, time, and bytes that are copied there or back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Price {
     pub(super) over_budget_bytes: u64,
     pub(super) makespan_ns: u64,
+    pub(super) copied_bytes: u64,
 }
 
 impl Price {
@@ -35,16 +39,34 @@ impl Price {
         Price {
             over_budget_bytes: self.over_budget_bytes.max(other.over_budget_bytes),
             makespan_ns: self.makespan_ns + other.makespan_ns,
+            copied_bytes: self.copied_bytes + other.copied_bytes,
         }
     }
 
+    /// Whether it holds the budget as well, and takes less than this share of the other's time.
+    fn is_faster(self, share: f64, other: Price) -> bool {
+        self.over_budget_bytes == other.over_budget_bytes
+            && (self.makespan_ns as f64) < share * other.makespan_ns as f64
+    }
+
     fn is_better_than(self, other: Price) -> bool {
-        let less_ns = (self.makespan_ns as f64) < BETTER * other.makespan_ns as f64;
-        self.over_budget_bytes < other.over_budget_bytes || self.over_budget_bytes == other.over_budget_bytes && less_ns
+        let copies_less = (self.copied_bytes as f64) < BETTER * other.copied_bytes as f64;
+        self.over_budget_bytes < other.over_budget_bytes
+            || self.is_faster(BETTER, other)
+            || self.over_budget_bytes == other.over_budget_bytes && copies_less && !other.is_faster(ALIKE, self)
     }
 }
 
-/// What is away between the parts of an iteration.
+/// What could be away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Leavable {
+    pub(super) entry: Entry,
+    pub(super) bytes: u64,
+    /// How long it is not used, before and after.
+    pub(super) idle_ns: u64,
+}
+
+/// What is away between the parts of an iteration, or from one to the next.
 #[derive(Debug, Default)]
 pub(super) struct Absence {
     away: Vec<Entry>,
@@ -62,15 +84,17 @@ impl Absence {
         &self.away
     }
 
-    /// An iteration of several known parts has ended. Whether to look at what is away, and whether for the first time.
-    pub(super) fn note(&mut self, parts: Vec<PartName>) -> Option<Look> {
+    /// An iteration of known parts has ended; it is urgent where they do not hold the budget. Whether to look at what is away, and
+    /// whether for the first time.
+    pub(super) fn note(&mut self, parts: Vec<PartName>, is_urgent: bool) -> Option<Look> {
         if self.latest.len() == LATEST {
             self.latest.pop_front();
         }
         self.latest.push_back(parts);
         self.since += 1;
-        let is_due = self.latest.len() == LATEST && self.since >= self.patience;
-        is_due.then_some(if self.patience == 0 { Look::First } else { Look::Again })
+        let is_first = self.patience == 0;
+        let is_due = is_first && is_urgent || self.latest.len() == LATEST && self.since >= self.patience;
+        is_due.then_some(if is_first { Look::First } else { Look::Again })
     }
 
     /// What has been found out may not hold any more: it is looked at soon.
@@ -84,17 +108,17 @@ impl Absence {
         self.latest.iter().flatten().copied()
     }
 
-    /// Decides anew how much is away, from what is on, of what `could` be, with its bytes. `price` tells what the parts cost with so
-    /// much of it away.
-    pub(super) fn decide(&mut self, mut could: Vec<(Entry, u64)>, mut price: impl FnMut(&[Entry]) -> Price) {
+    /// Decides anew how much is away, from what is on, of what `could` be. `price` tells what the parts cost with so much of it away.
+    pub(super) fn decide(&mut self, mut could: Vec<Leavable>, mut price: impl FnMut(&[Entry]) -> Price) {
         self.since = 0;
         self.patience = (self.patience * PATIENCE_GROWS).max(PATIENCE);
         if could.is_empty() {
             self.away.clear();
             return;
         }
-        // The largest first: few copies.
-        could.sort_unstable_by_key(|&(entry, bytes)| (Reverse(bytes), entry));
+        // What is large and not used for long first: few copies, and time for them.
+        let area = |one: &Leavable| u128::from(one.bytes) * u128::from(one.idle_ns);
+        could.sort_unstable_by_key(|one| (Reverse(area(one)), one.entry));
         let before = (price(&share_of(&could, self.share)), self.share);
         let mut best = before;
         let (more, less): (&mut dyn Iterator<Item = u64>, &mut dyn Iterator<Item = u64>) =
@@ -105,10 +129,12 @@ impl Absence {
             }
             for share in shares {
                 let price = price(&share_of(&could, share));
-                if best.0.is_better_than(price) {
+                if price.over_budget_bytes > best.0.over_budget_bytes || best.0.is_faster(BETTER, price) {
                     break;
                 }
-                best = best.min((price, share));
+                if price.is_better_than(best.0) || price < best.0 && !best.0.is_better_than(price) {
+                    best = (price, share);
+                }
             }
         }
         if best.0.is_better_than(before.0) {
@@ -126,14 +152,14 @@ pub(super) enum Look {
 }
 
 /// So many of [`SHARES`] of all bytes, at most.
-fn share_of(could: &[(Entry, u64)], share: u64) -> Vec<Entry> {
-    let mut left_bytes = could.iter().map(|(_, bytes)| bytes).sum::<u64>() * share / SHARES;
-    let fits = |&&(_, bytes): &&(Entry, u64)| {
-        let fits = bytes <= left_bytes;
-        left_bytes -= if fits { bytes } else { 0 };
+fn share_of(could: &[Leavable], share: u64) -> Vec<Entry> {
+    let mut left_bytes = could.iter().map(|one| one.bytes).sum::<u64>() * share / SHARES;
+    let fits = |one: &&Leavable| {
+        let fits = one.bytes <= left_bytes;
+        left_bytes -= if fits { one.bytes } else { 0 };
         fits
     };
-    could.iter().filter(fits).map(|&(entry, _)| entry).collect()
+    could.iter().filter(fits).map(|one| one.entry).collect()
 }
 
 #[cfg(test)]
@@ -141,13 +167,13 @@ mod tests {
     use super::*;
 
     fn priced(makespan_ns: u64) -> Price {
-        Price { over_budget_bytes: 0, makespan_ns }
+        Price { makespan_ns, ..Price::default() }
     }
 
     #[test]
     fn as_much_is_away_as_is_fastest() {
         let entries = [0, 1, 2, 3].map(Entry::numbered);
-        let could = || entries.map(|entry| (entry, 100)).to_vec();
+        let could = || entries.map(|entry| Leavable { entry, bytes: 100, idle_ns: 1 }).to_vec();
         let mut absence = Absence::default();
         absence.decide(could(), |away| priced(1_000 + 100 * away.len().abs_diff(3) as u64));
         assert_eq!(absence.away(), &entries[..3]);
@@ -157,13 +183,19 @@ mod tests {
         assert_eq!(absence.away(), &entries[..]);
         absence.decide(could(), |away| priced(1_000 + 100 * away.len() as u64));
         assert!(absence.away().is_empty());
+        absence.decide(could(), |away| Price {
+            copied_bytes: 10 - away.len() as u64,
+            ..priced(1_000 + away.len() as u64)
+        });
+        assert_eq!(absence.away(), &entries[..], "less is copied in what is hardly more time");
     }
 
     #[test]
     fn it_is_looked_at_once_enough_is_known_and_then_ever_more_rarely() {
         let mut absence = Absence::default();
         let mut until = || {
-            let look = (1..).find_map(|at| Some((at, absence.note(vec![(1, 1), (2, 2)])?))).expect("without an end");
+            let look =
+                (1..).find_map(|at| Some((at, absence.note(vec![(1, 1), (2, 2)], false)?))).expect("without an end");
             absence.decide(Vec::new(), |_| priced(1));
             look
         };

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::Shared;
+use super::driver::{Follows, Shared};
 use super::parts::Divider;
 use super::program::put;
 use super::runtime::{Keeper, lock};
@@ -23,6 +23,8 @@ pub(super) struct Detector {
 /// The operators so far.
 #[derive(Default)]
 struct Stream {
+    /// Whether the loop says where iterations begin.
+    is_marked: bool,
     period: PeriodDetector,
     /// By entry: how many backward passes had begun when its storage was made. Zero for what was there before.
     made_in: Vec<u32>,
@@ -75,9 +77,29 @@ impl Detector {
     /// Ends the iteration under way.
     pub(super) fn end(&self) -> Result<(), SessionError> {
         let Divider { shared, keeper, .. } = &self.divider;
-        let ended = self.divider.end(false)?;
+        let ended = self.divider.end(Follows::Unheard)?;
         lock(keeper).after(&mut shared.lock(), ended);
         Ok(())
+    }
+
+    /// Ends the iteration under way, and begins the next.
+    fn turn(&self) -> Result<(), SessionError> {
+        self.divider.turn(Follows::Iteration, |keeper, driver, ended| {
+            keeper.after(driver, ended);
+            keeper.next(driver)
+        })
+    }
+
+    /// An iteration begins here, and none is looked for from now on.
+    pub(super) fn mark(&self) -> Result<(), SessionError> {
+        lock(&self.stream).is_marked = true;
+        let Divider { shared, keeper, .. } = &self.divider;
+        if shared.lock().has_started() {
+            return self.turn();
+        }
+        let next = lock(keeper).next(&mut shared.lock());
+        self.divider.begin(&next);
+        shared.begin(next.leader, next.wanted, next.line_bytes)
     }
 
     /// What the operator is, and whether an iteration begins with it.
@@ -87,12 +109,14 @@ impl Detector {
         let recorded = self.divider.is_recorded(phase);
         let mut stream = lock(&self.stream);
         let step = stream.step(operator, phase, recorded);
+        if stream.is_marked {
+            return (step, false);
+        }
         // What is divided from an iteration is what comes before it: all since the last update.
         let early = stream.period.is_updated() && lock(keeper).cuts().after_prelude;
-        let begins =
-            stream.period.push(step, early, shim::live_bytes(), || shared.lock().residency.bytes_if_resident());
-        // Between iterations everything is resident: where that exceeds the budget is none.
-        let fits = begins.is_some_and(|bytes| bytes <= lock(keeper).budget.as_bytes());
+        let begins = stream.period.push(step, early, shim::live_bytes(), || shared.lock().bytes_if_resident());
+        // Where what has to be resident there exceeds the budget is none.
+        let fits = begins.is_some_and(|bytes| lock(keeper).may_pause(bytes));
         if begins.is_some() && !fits {
             stream.period.reject();
         }
@@ -108,10 +132,7 @@ impl Relay for Detector {
     fn arrives(&self, operator: &RawOperator) -> Result<(), SessionError> {
         let (step, begins) = self.look_at(operator);
         if begins {
-            self.divider.turn(false, |keeper, driver, ended| {
-                keeper.after(driver, ended);
-                keeper.next(driver)
-            })?;
+            self.turn()?;
         }
         self.divider.divide(operator, step.phase, step.recorded)
     }

@@ -74,6 +74,17 @@ pub(crate) enum Record {
     Whole,
 }
 
+/// What follows an iteration, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Follows {
+    /// Code that nobody listens to: it finds everything resident.
+    Unheard,
+    /// The iteration's next part.
+    Part,
+    /// The loop's next iteration, all of which is listened to.
+    Iteration,
+}
+
 /// What is left of an iteration when it ends.
 pub(crate) struct Ended {
     pub(crate) report: IterationReport,
@@ -121,11 +132,12 @@ pub(crate) struct Driver {
     start_bytes: Option<u64>,
     /// Time that went into making room inside the operator under way.
     lost_ns: u64,
-    /// What the part before has left unused, of the iteration under way: nothing where there is none but a prelude; none where it was
-    /// not known.
-    unused_before: Option<Vec<Entry>>,
-    /// Whether what ends is a part of an iteration that goes on.
-    goes_on: bool,
+    /// What came before may have left these away; none where it was not known.
+    left_before: Option<Vec<Entry>>,
+    /// What is away when it begins.
+    begun_without: Vec<Entry>,
+    /// What follows what ends, or ended last.
+    follows: Follows,
     /// What the iteration before, if it was recorded, knew the storages as that it left.
     survivors: HashMap<Entry, Local>,
     /// What programs call the storages that others leave them.
@@ -160,8 +172,9 @@ impl Driver {
             started: Instant::now(),
             start_bytes: None,
             lost_ns: 0,
-            unused_before: Some(Vec::new()),
-            goes_on: false,
+            left_before: Some(Vec::new()),
+            begun_without: Vec::new(),
+            follows: Follows::Unheard,
             survivors: HashMap::new(),
             legacies: Legacies::default(),
             orphans: Vec::new(),
@@ -183,10 +196,11 @@ impl Driver {
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
+        self.begun_without = self.residency.away().collect();
         (self.leader, self.lost) = (leader, None);
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());
-        if !self.goes_on {
-            self.unused_before = Some(Vec::new());
+        if self.follows == Follows::Unheard {
+            self.left_before = Some(Vec::new());
         }
         self.makers.clear();
         self.deviation = None;
@@ -204,7 +218,7 @@ impl Driver {
                 .map(|(entry, live)| (entry, (local(entry), RawStorage { bytes: live.bytes, locked: live.locked })));
             let known: HashMap<_, _> = known.collect();
             let mut recording = Recording::begin(known, self.started);
-            if self.residency.has_left_away() {
+            if !self.begun_without.is_empty() {
                 recording.pressed();
             }
             recording
@@ -612,11 +626,13 @@ impl Driver {
         entries.into_iter().try_for_each(|entry| self.residency.fetch(entry))
     }
 
-    /// A part of an iteration ends: what its plan leaves away is left so.
+    /// Something ends that is not the last of what is listened to: what its plan leaves away is left so, and what it found away and did
+    /// without, where it is a prelude.
     fn leave_away(&mut self) {
-        let Driver { residency, programs, leader, .. } = self;
+        let Driver { residency, programs, leader, is_prelude, .. } = self;
         let program = leader.map(|leader| &programs[leader]).filter(|program| program.is_complete());
-        residency.leave_away(|entry| program.is_some_and(|program| program.stays(entry)));
+        let stays = |entry| program.is_some_and(|program| program.stays(entry));
+        residency.leave_away(|entry, was_left| if *is_prelude { was_left } else { stays(entry) });
     }
 
     /// The program ended at `left`, and everything was restored at `ended`.
@@ -627,16 +643,13 @@ impl Driver {
         let is_it = |program: &Program| program.matches && program.is_complete();
         let leader = self.leader.filter(|&leader| is_it(&self.programs[leader]));
         let program = leader.or_else(|| self.programs.iter().position(is_it));
-        let next = if self.goes_on && !self.is_prelude { None } else { Some(Vec::new()) };
-        let before = std::mem::replace(&mut self.unused_before, next);
-        if let Some(program) = program.map(|program| &mut self.programs[program]) {
-            before.iter().for_each(|unused| program.comes_after(unused));
-            if self.goes_on {
-                program.goes_on = true;
-                self.unused_before = Some(program.unused().collect());
-            }
-        }
         if !self.is_prelude {
+            let before = self.left_before.take();
+            if let Some(program) = program.map(|program| &mut self.programs[program]) {
+                before.iter().for_each(|left| program.comes_after(left));
+                program.comes_before(self.follows);
+                self.left_before = Some(program.leavable().map(|(_, entry)| entry).collect());
+            }
             self.hand_over(program);
         }
         let peak_bytes = shim::peak_bytes();
@@ -654,8 +667,11 @@ impl Driver {
             None if self.has_resumed() => Course::Resumed,
             _ => Course::Reactive,
         };
-        // Where sizes are others than in the plan, or numbers live for longer, nothing was predicted.
-        let is_as_planned = |program: &Program| program.fit() == Fit::Exact && !program.differs_in_small();
+        // Where sizes are others than in the plan, or numbers live for longer, or other storages were away, nothing was predicted.
+        let is_as_planned = |program: &Program| {
+            let begun_alike = program.begins_without(&self.begun_without);
+            program.fit() == Fit::Exact && !program.differs_in_small() && begun_alike
+        };
         let exact = program.filter(|&program| self.acts && is_as_planned(&self.programs[program]));
         let prediction = exact.and_then(|program| self.programs[program].scheduled().prediction);
         report.predicted =
@@ -732,6 +748,23 @@ impl Driver {
     pub(crate) fn forget_programs(&mut self) {
         self.programs.clear();
         self.legacies = Legacies::default();
+    }
+
+    /// Bytes that would be allocated just now if every storage had its own.
+    pub(crate) fn bytes_if_resident(&mut self) -> u64 {
+        // What fails here fails again when an operator arrives, which says so.
+        let _ = self.absorb_deaths();
+        self.residency.bytes_if_resident()
+    }
+
+    /// Whether another iteration, which is listened to, follows what has ended.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.follows == Follows::Iteration
+    }
+
+    /// Whether an operator has arrived.
+    pub(crate) fn has_started(&self) -> bool {
+        self.start_bytes.is_some()
     }
 
     /// Device bytes when the first operator arrived, if everything were resident.
@@ -878,7 +911,7 @@ impl Shared {
         driver.absorb_deaths()?;
         driver.leave_away();
         if driver.residency.bytes_if_brought_back() > budget_bytes {
-            driver.residency.leave_away(|_| false);
+            driver.residency.leave_away(|_, _| false);
             return Ok(false);
         }
         // What is due before an operator that is still to come has to wait for that to be looked at.
@@ -889,7 +922,7 @@ impl Shared {
         let mut driver = self.lock();
         driver.residency.ending = Ending::No;
         if restored.is_err() {
-            driver.residency.leave_away(|_| false);
+            driver.residency.leave_away(|_, _| false);
         }
         match restored {
             Err(Fault::NoRoom(_)) => Ok(false),
@@ -897,10 +930,10 @@ impl Shared {
         }
     }
 
-    /// Ends the iteration, or a part of one that goes on: everything is restored, within the budget where that can be, but for what is
-    /// left away for its next part.
-    pub(crate) fn end(&self, goes_on: bool) -> Result<Ended, Fault> {
-        let ended = self.restore_and_finish(goes_on);
+    /// Ends the iteration, or a part of one: everything is restored, within the budget where that can be, but for what is left away for
+    /// what `follows`.
+    pub(crate) fn end(&self, follows: Follows) -> Result<Ended, Fault> {
+        let ended = self.restore_and_finish(follows);
         shim::set_line(u64::MAX);
         let mut driver = self.lock();
         driver.residency.ending = Ending::No;
@@ -913,24 +946,29 @@ impl Shared {
         ended
     }
 
-    fn restore_and_finish(&self, goes_on: bool) -> Result<Ended, Fault> {
+    fn restore_and_finish(&self, follows: Follows) -> Result<Ended, Fault> {
         let left = Instant::now();
         // What is restored is the runtime's.
         shim::time_on_device(DeviceTiming::Nothing);
         let mut driver = self.lock();
-        driver.goes_on = goes_on;
-        if !goes_on {
-            driver.residency.leave_away(|_| false);
-        }
+        driver.follows = follows;
         driver.absorb_deaths()?;
         driver.settle_end();
         driver.residency.settle_fresh();
-        let driver = self.carry_out(driver)?;
+        let mut driver = self.carry_out(driver)?;
+        match follows {
+            Follows::Unheard => driver.residency.leave_away(|_, _| false),
+            Follows::Part => {}
+            Follows::Iteration => driver.leave_away(),
+        }
         let mut driver = match self.restore_all(driver) {
             Err(Fault::NoRoom(_)) => {
-                // Between iterations everything is resident, even where that takes more than the budget.
+                // Nobody hears what is missed between iterations; and what is dropped cannot be rebuilt in another one.
                 let mut driver = self.lock();
                 driver.residency.exempt = true;
+                if follows == Follows::Iteration {
+                    driver.residency.leave_away(|_, _| true);
+                }
                 self.restore_all(driver)?
             }
             restored => restored?,
@@ -996,7 +1034,7 @@ impl Open {
         if self.is_inherited() {
             return Err(SessionError::Forked);
         }
-        let ended = self.shared.end(false);
+        let ended = self.shared.end(Follows::Unheard);
         self.listening = None;
         Ok(ended?)
     }
@@ -1012,7 +1050,7 @@ impl Drop for Open {
         // The iteration panicked: its storages are restored all the same.
         if self.listening.is_some()
             && !self.is_inherited()
-            && let Err(fault) = self.shared.end(false)
+            && let Err(fault) = self.shared.end(Follows::Unheard)
         {
             eprintln!("plimsoll: storages could not be restored: {fault}");
         }

@@ -4,10 +4,10 @@
 //! are alike make a trace, and the trace a plan. Where they are alike but for the sizes of storages, they are one program, which
 //! has a plan for each of them, and for others as they come. A program whose makespan drifts is measured and planned anew.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::absence::{Absence, Look, PartName, Price};
+use super::absence::{Absence, Leavable, Look, PartName, Price};
 use super::backoff::Backoff;
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Expected, Record, Wanted};
@@ -16,7 +16,6 @@ use super::parts::{Cuts, Division};
 use super::program::{Known, Program, Scheduled};
 use super::recording::{RecordedIteration, retime, retime_at_most, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
-use super::shim::Entry;
 use super::succession::Succession;
 use crate::baselines::{Dtr, DtrSwap, baseline};
 use crate::hardware::SlowTiers;
@@ -42,7 +41,8 @@ const PRESSED_MAX: u32 = 2;
 const PLANS_FREE: u64 = 8;
 /// What it may take then, of the loop's own time. What is planned beyond that is decoded greedily.
 const PLANNING_SHARE: f64 = 0.1;
-/// What it may have taken before it is found out for the first time what should stay away between the parts of an iteration.
+/// What it may have taken before it is found out for the first time what should stay away from one iteration, or part of one, to the
+/// next, where the budget is held without.
 const SURVEY_SHARE: f64 = 0.5;
 /// How that is done; without a policy, by the baseline that was the best most often.
 const HASTY: Planner = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
@@ -306,17 +306,24 @@ impl Library {
         (leader.map(|(program, _)| program), wanted)
     }
 
+    /// Whether anything may be left away from one iteration to the next, or from one part of an iteration to the next, for its own sake:
+    /// a baseline decides alone.
+    pub(super) fn may_leave_away(&self) -> bool {
+        self.actions.swap && !matches!(self.decider, Decider::Baseline(_))
+    }
+
     /// Learns from an iteration, or its last part.
     pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
-        let Part { report: iteration, is_known } = match self.before.take() {
-            Some(before) => {
-                let part = self.learn_one(driver, ended, budget_bytes, report).after(before);
-                self.settle_absence(driver, budget_bytes, report);
-                part
-            }
+        let before = self.before.take();
+        let seams = before.is_some() || driver.is_followed();
+        let part = match before {
+            Some(before) => self.learn_one(driver, ended, budget_bytes, report).after(before),
             None => self.learn_program(driver, ended, budget_bytes, report),
         };
-        report.add(iteration, is_known);
+        if seams {
+            self.settle_absence(driver, budget_bytes, report);
+        }
+        report.add(part.report, part.is_known);
     }
 
     /// Learns from a part of an iteration that goes on.
@@ -402,7 +409,7 @@ impl Library {
         }
     }
 
-    /// A program stands otherwise to the parts of an iteration before and after it than its plan has it.
+    /// A program stands otherwise to what comes before and after it than its plan has it.
     fn fit_edges(&mut self, driver: &mut Driver, index: usize, budget_bytes: u64, report: &mut Report) {
         let edges = driver.programs[index].edges(self.absence.away());
         let rung = driver.programs[index].ladder.rung_mut();
@@ -412,30 +419,42 @@ impl Library {
         }
     }
 
-    /// An iteration that was divided has ended: decides, now and then, what stays away between its parts.
+    /// An iteration has ended that was divided, or that another one follows: decides, now and then, what stays away in between.
     fn settle_absence(&mut self, driver: &Driver, budget_bytes: u64, report: &mut Report) {
-        let Some(parts) = std::mem::take(&mut self.parts).into_iter().collect() else { return };
-        // A baseline decides alone.
-        if !self.actions.swap || matches!(self.decider, Decider::Baseline(_)) {
+        let Some(names) = std::mem::take(&mut self.parts).into_iter().collect::<Option<Vec<PartName>>>() else {
+            return;
+        };
+        if !self.may_leave_away() {
             return;
         }
-        match self.absence.note(parts) {
-            Some(Look::First) if has_time(report, SURVEY_SHARE) => {}
+        let rung = |(program, rung): PartName| {
+            let program = driver.programs.iter().find(|other| other.serial == program)?;
+            Some((program, program.ladder.rungs().iter().find(|other| other.serial == rung)?))
+        };
+        let known = names.iter().filter_map(|&name| rung(name));
+        let known: Vec<_> = known.filter(|(program, _)| program.knows_before()).collect();
+        let exceeds = known.iter().any(|(_, rung)| rung.scheduled.exceeds_budget());
+        let is_urgent = exceeds && known.len() == names.len();
+        match self.absence.note(names, is_urgent) {
+            Some(Look::First) if is_urgent || has_time(report, SURVEY_SHARE) => {}
             Some(Look::Again) if has_time(report, PLANNING_SHARE) => {}
             _ => return,
         }
         let started = Instant::now();
         let mut absence = std::mem::take(&mut self.absence);
-        let program = |name: u64| driver.programs.iter().find(|program| program.serial == name);
-        let rung = |(program_name, name)| {
-            let program = program(program_name)?;
-            Some((program, program.ladder.rungs().iter().find(|rung| rung.serial == name)?))
-        };
         let parts: Vec<_> = absence.parts().filter_map(rung).collect();
-        let going_on = parts.iter().map(|(program, _)| *program).filter(|program| program.goes_on);
-        let unused: BTreeSet<Entry> = going_on.flat_map(Program::unused).collect();
-        let with_bytes = unused.into_iter().filter_map(|entry| Some((entry, driver.residency.get(entry)?.bytes)));
-        let could: Vec<(Entry, u64)> = with_bytes.collect();
+        // Where iterations are divided, what some part of them does without; else what is there all the time.
+        let leaves = parts.iter().filter_map(|(program, _)| program.leaves).min();
+        let mut could = BTreeMap::new();
+        for (program, rung) in parts.iter().filter(|(program, _)| program.leaves == leaves) {
+            for (storage, entry) in program.leavable() {
+                if let Some(live) = driver.residency.get(entry) {
+                    let idle_ns = rung.known.lineage.idle_around_ns(storage);
+                    could.entry(entry).or_insert(Leavable { entry, bytes: live.bytes, idle_ns });
+                }
+            }
+        }
+        let could = could.into_values().collect();
         let mut prices: HashMap<(u64, Edges), Price> = HashMap::new();
         absence.decide(could, |away| {
             let price_of = |(program, rung): &(&Program, &Rung)| {
@@ -449,14 +468,14 @@ impl Library {
         report.planning_ns += started.elapsed().as_nanos() as u64;
     }
 
-    /// What a part of an iteration is predicted to take between such edges, by a plan that is made for that alone.
+    /// What an iteration, or a part of one, is predicted to take between such edges, by a plan that is made for that alone.
     fn price(&self, rung: &Rung, edges: Edges, budget_bytes: u64) -> Price {
         let (trace, lineage) = (&*rung.known.trace, Lineage::between(&rung.known.trace, edges));
         let budget_bytes = budget_bytes.saturating_sub(self.shelves[&rung.serial].margin_bytes);
         let problem = Problem { trace, lineage: &lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
         let planned = self.decider.plan(problem, &SURVEY, Some(&rung.scheduled.plan));
-        let Prediction { makespan_ns, over_budget_bytes, .. } = planned.prediction;
-        Price { over_budget_bytes, makespan_ns }
+        let Prediction { makespan_ns, over_budget_bytes, offloaded_bytes, prefetched_bytes, .. } = planned.prediction;
+        Price { over_budget_bytes, makespan_ns, copied_bytes: offloaded_bytes + prefetched_bytes }
     }
 
     /// Plans a program anew, of which more is known.

@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Driver, Ended, Shared};
+use super::driver::{Driver, Ended, Follows, Shared};
 use super::program::put;
 use super::runtime::{Keeper, Next, lock};
 use super::session::{Observer, Relay, SessionError};
@@ -163,19 +163,18 @@ impl Divider {
             if !self.shared.make_resident(budget_bytes)? {
                 break;
             }
-            self.turn(true, |keeper, driver, ended| keeper.after_part(driver, ended))?;
+            self.turn(Follows::Part, |keeper, driver, ended| keeper.after_part(driver, ended))?;
         }
         Ok(())
     }
 
-    /// Ends what is under way in the middle of a loop, an iteration or a part of one that `goes_on`, learns from it, and begins what
-    /// is `next`.
+    /// Ends what is under way in the middle of a loop, an iteration or a part of one, learns from it, and begins what is `next`.
     pub(super) fn turn(
         &self,
-        goes_on: bool,
+        follows: Follows,
         next: impl FnOnce(&mut Keeper, &mut Driver, Ended) -> Next,
     ) -> Result<(), SessionError> {
-        let ended = self.end(goes_on)?;
+        let ended = self.end(follows)?;
         shim::find_dead();
         let next = next(&mut lock(&self.keeper), &mut self.shared.lock(), ended);
         self.begin(&next);
@@ -183,8 +182,8 @@ impl Divider {
     }
 
     /// Ends what is under way. Where that fails, further operators are refused.
-    pub(super) fn end(&self, goes_on: bool) -> Result<Ended, SessionError> {
-        self.shared.end(goes_on).map_err(|fault| {
+    pub(super) fn end(&self, follows: Follows) -> Result<Ended, SessionError> {
+        self.shared.end(follows).map_err(|fault| {
             self.shared.lock().refusal = Some(fault.to_string());
             fault.into()
         })

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::driver::Follows;
 use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
 use super::shim::{Entry, RawOperator};
@@ -146,6 +147,15 @@ impl Standing {
     }
 }
 
+/// What a program may leave away when it ends, and what comes next finds so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Leaves {
+    /// What it does not use: it is a part of an iteration that goes on.
+    Unused,
+    /// Whatever is there all the time: it is the last part of an iteration that another one follows.
+    Lasting,
+}
+
 /// Where a program uses which storage.
 struct Uses {
     /// Per storage: operators, in order.
@@ -210,13 +220,15 @@ pub(crate) struct Program {
     standing: Standing,
     /// Per storage: whether it is there all the time and never used.
     is_unused: Vec<bool>,
+    /// Per storage: whether it is there all the time, by the same name, and could be away when the program ends.
+    is_lasting: Vec<bool>,
     /// Those of these that the loop has let go of, or used after all.
     missed: Vec<StorageId>,
-    /// What every part of an iteration that came just before it left unused, in order: nothing, once it was seen to begin one. None
+    /// What all that came just before it may have left away, in order: nothing, once it came after code that nobody listens to. None
     /// while nobody knows.
-    unused_before: Option<Vec<StorageId>>,
-    /// Whether it was seen to be a part of an iteration that goes on.
-    pub(crate) goes_on: bool,
+    left_before: Option<Vec<StorageId>>,
+    /// What it may leave away itself, as far as it was seen what follows.
+    pub(crate) leaves: Option<Leaves>,
     /// Storages that a plan may evict, and of which only an operator of this iteration told which they are.
     pub(crate) found: Vec<(StorageId, Entry)>,
     /// Those of which it was told before the first one.
@@ -254,13 +266,21 @@ impl Program {
             let touched = operator.accesses.iter().map(|access| access.storage).chain(operator.frees.iter().copied());
             touched.for_each(|storage| is_unused[storage.index()] = false);
         }
+        let mut is_lasting = vec![false; storages];
+        for &window in known.lineage.windows_ending(known.trace.operators.len()) {
+            let window = known.lineage.window(window);
+            is_lasting[window.storage.index()] = window.used_again && window.storage.0 < known.trace.initial_storages;
+        }
+        let renamed = known.trace.carried.iter().flat_map(|(from, to)| [from, to]);
+        renamed.for_each(|storage| is_lasting[storage.index()] = false);
         Program {
             uses: Uses::of(&known.trace),
             may_be_rebuilt,
             is_unused,
+            is_lasting,
             missed: Vec::new(),
-            unused_before: None,
-            goes_on: false,
+            left_before: None,
+            leaves: None,
             serial: rung.serial,
             ladder: Ladder::new(rung),
             names: Vec::new(),
@@ -348,36 +368,71 @@ impl Program {
         let alike = |storage: &StorageId| missed.iter().any(|&missed| bytes(missed) == bytes(*storage));
         let unused = (0..).map(StorageId).take(storages.len()).filter(|storage| self.is_unused[storage.index()]);
         let missed: Vec<StorageId> = unused.filter(alike).collect();
-        missed.iter().for_each(|storage| self.is_unused[storage.index()] = false);
+        for storage in &missed {
+            self.is_unused[storage.index()] = false;
+            self.is_lasting[storage.index()] = false;
+        }
         missed
     }
 
-    /// Storages that are there all the time and not used.
-    pub(crate) fn unused(&self) -> impl Iterator<Item = Entry> {
-        let unused = (0..).map(StorageId).zip(&self.is_unused).filter(|(_, is_unused)| **is_unused);
-        unused.filter_map(|(storage, _)| self.entry(storage))
+    /// What it may leave away when it ends.
+    pub(crate) fn leavable(&self) -> impl Iterator<Item = (StorageId, Entry)> {
+        let storages = (0..self.initial() as u32).map(StorageId).filter(|&storage| self.may_leave(storage));
+        storages.filter_map(|storage| Some((storage, self.entry(storage)?)))
     }
 
-    /// How it stands to the other parts of an iteration, where these storages are away between them.
+    fn may_leave(&self, storage: StorageId) -> bool {
+        match self.leaves {
+            None => false,
+            Some(Leaves::Unused) => self.is_unused[storage.index()],
+            Some(Leaves::Lasting) => self.is_lasting[storage.index()],
+        }
+    }
+
+    /// How it stands to what comes before it and after, where these storages are away in between.
     pub(crate) fn edges(&self, away: &[Entry]) -> Edges {
         let mut storages: Vec<StorageId> = away.iter().filter_map(|&entry| self.standing.storage(entry)).collect();
         storages.sort_unstable();
         let (mut away, mut stays) = (storages.clone(), storages);
-        let unused_before = self.unused_before.as_deref().unwrap_or_default();
-        away.retain(|storage| unused_before.binary_search(storage).is_ok());
-        stays.retain(|storage| self.goes_on && self.is_unused[storage.index()]);
+        let left_before = self.left_before.as_deref().unwrap_or_default();
+        away.retain(|storage| left_before.binary_search(storage).is_ok());
+        stays.retain(|&storage| self.may_leave(storage));
         Edges { away, stays }
     }
 
-    /// What came before it in its iteration left these unused.
-    pub(crate) fn comes_after(&mut self, unused: &[Entry]) {
-        let storages = unused.iter().filter_map(|&entry| self.standing.storage(entry));
+    /// Whether it was seen what comes before it.
+    pub(crate) fn knows_before(&self) -> bool {
+        self.left_before.is_some()
+    }
+
+    /// What came before it may have left these away.
+    pub(crate) fn comes_after(&mut self, left: &[Entry]) {
+        let storages = left.iter().filter_map(|&entry| self.standing.storage(entry));
         let mut now: Vec<StorageId> = storages.filter(|storage| storage.index() < self.initial()).collect();
         now.sort_unstable();
-        if let Some(before) = &self.unused_before {
+        if let Some(before) = &self.left_before {
             now.retain(|storage| before.binary_search(storage).is_ok());
         }
-        self.unused_before = Some(now);
+        self.left_before = Some(now);
+    }
+
+    /// That is what follows it now.
+    pub(crate) fn comes_before(&mut self, follows: Follows) {
+        let leaves = match follows {
+            Follows::Unheard => return,
+            Follows::Part => Leaves::Unused,
+            Follows::Iteration => Leaves::Lasting,
+        };
+        self.leaves = Some(self.leaves.map_or(leaves, |before| before.min(leaves)));
+    }
+
+    /// Whether that is what its plan has for away when it begins.
+    pub(crate) fn begins_without(&self, away: &[Entry]) -> bool {
+        let expected = &self.ladder.rung().known.lineage.edges().away;
+        let is_expected = |entry: &Entry| {
+            self.standing.storage(*entry).is_some_and(|storage| expected.binary_search(&storage).is_ok())
+        };
+        away.len() == expected.len() && away.iter().all(is_expected)
     }
 
     /// Whether its plan leaves a storage away when it ends.

@@ -97,6 +97,15 @@ impl Residency {
         }
     }
 
+    /// Sends away what exceeds so many bytes, and leaves it away. Whether there was enough to send.
+    pub(crate) fn leave_within(&mut self, bytes: u64) -> bool {
+        let before = std::mem::replace(&mut self.reactive.line_bytes, bytes);
+        let is_within = self.relieve(0).is_ok();
+        self.reactive.line_bytes = before;
+        self.leave_away(|_, _| true);
+        is_within
+    }
+
     /// Gives back so many bytes, or as many as there are, because the device refuses what the line has room for: its memory
     /// is in pieces, or somebody else's. Whether there were any.
     pub(crate) fn relieve_device(&mut self, bytes: u64) -> Result<bool, Fault> {

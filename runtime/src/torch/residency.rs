@@ -48,7 +48,7 @@ pub(crate) struct Live {
     /// Operators and reruns that will use its bytes once their other inputs are there: it should stay, and it is not
     /// dropped.
     pub(crate) awaited: u32,
-    /// In the slow tier, or on its way there, when a part of an iteration ends, and not brought back for the next.
+    /// In the slow tier, or on its way there, when an iteration ends, or a part of one, and not brought back for the next.
     pub(crate) is_left_away: bool,
     /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
     pub(crate) is_fresh: bool,
@@ -211,18 +211,18 @@ impl Residency {
         self.bytes_if_resident().saturating_sub(left_bytes)
     }
 
-    /// Decides what is left away of what is away.
-    pub(crate) fn leave_away(&mut self, stays: impl Fn(Entry) -> bool) {
+    /// Decides what is left away of what is away, by whether it was until now.
+    pub(crate) fn leave_away(&mut self, stays: impl Fn(Entry, bool) -> bool) {
         for (entry, live) in self.live.iter_mut().enumerate() {
             let Some(live) = live else { continue };
             let is_away = matches!(live.place, Place::Offloading(_) | Place::Offloaded);
-            live.is_left_away = is_away && stays(Entry::at(entry));
+            live.is_left_away = is_away && stays(Entry::at(entry), live.is_left_away);
         }
     }
 
-    /// Whether anything is.
-    pub(crate) fn has_left_away(&self) -> bool {
-        self.live.iter().flatten().any(|live| live.is_left_away)
+    /// What is in the slow tier alone.
+    pub(crate) fn away(&self) -> impl Iterator<Item = Entry> {
+        self.iter().filter(|(_, live)| matches!(live.place, Place::Offloaded)).map(|(entry, _)| entry)
     }
 
     /// Storages held for the sake of dropped ones.

@@ -196,6 +196,7 @@ impl Builder {
             shared: Arc::new(Shared::new(driver)),
             keeper: Arc::new(Mutex::new(Keeper {
                 budget,
+                is_loop: false,
                 library: Library::new(
                     decider,
                     tiers,
@@ -213,6 +214,8 @@ impl Builder {
 /// What is known from one iteration to the next.
 pub(super) struct Keeper {
     pub(super) budget: Budget,
+    /// Whether all of a loop is listened to, and not its iterations alone.
+    is_loop: bool,
     library: Library,
     report: Report,
 }
@@ -254,10 +257,18 @@ impl Keeper {
         self.library.cuts()
     }
 
+    /// Whether an iteration that another one follows may end where so many bytes would be allocated if everything were resident.
+    pub(super) fn may_pause(&self, bytes: u64) -> bool {
+        self.library.may_leave_away() || bytes <= self.budget.0
+    }
+
     /// Prepares what comes next, which may have a prelude or not.
     fn prepare(&mut self, driver: &mut Driver, may_have_prelude: bool) -> Next {
         let budget_bytes = self.budget.0;
-        let resident_bytes = resident_within(budget_bytes);
+        let mut resident_bytes = resident_within(budget_bytes);
+        if resident_bytes > budget_bytes && self.is_loop && driver.residency.leave_within(budget_bytes) {
+            resident_bytes = budget_bytes;
+        }
         let over = resident_bytes > budget_bytes;
         driver.refusal = over.then(|| {
             format!(
@@ -344,7 +355,7 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
-        let next = lock(&self.keeper).next(&mut self.shared.lock());
+        let next = self.next(false);
         let observer: Arc<dyn Observer> = if next.cuts.any() {
             let divider = Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper));
             divider.begin(&next);
@@ -357,9 +368,19 @@ impl Runtime {
         Ok(Running { shared: Arc::clone(&self.shared), keeper: Arc::clone(&self.keeper), open: Some(open) })
     }
 
-    /// Puts operators of this thread under the budget until the guard is dropped, and finds out where iterations begin:
-    /// for a loop that cannot be marked. What happens between iterations belongs to them, so no tensor may be read by its
-    /// address meanwhile; tensors that operators read are brought back as always.
+    /// Prepares an iteration by itself, or the first one of a loop.
+    fn next(&self, is_loop: bool) -> Next {
+        let mut keeper = lock(&self.keeper);
+        keeper.is_loop = is_loop;
+        keeper.next(&mut self.shared.lock())
+    }
+
+    /// Puts operators of this thread under the budget until the guard is dropped, and finds out where iterations begin, unless
+    /// [`Detection::mark`] says so: for a loop that cannot be marked, and for one that has to do with less than what is there all
+    /// the time. What happens between iterations belongs to them, so no tensor may be read by its address meanwhile; tensors that
+    /// operators read are brought back as always. So parameters and the optimizer's state may be away there, too, where the budget
+    /// asks for that; once the guard is dropped, everything is resident, whatever that takes. What no operator has used under a
+    /// guard cannot be evicted: where a model alone exceeds the budget, it has to be made here.
     ///
     /// While no iteration has been found, or where there is none, evictions are made when bytes run out.
     pub fn detect(&mut self) -> Result<Detection<'_>, SessionError> {
@@ -368,7 +389,7 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start_detecting(&self) -> Result<Detecting, SessionError> {
-        let Next { leader, wanted, line_bytes, .. } = lock(&self.keeper).next(&mut self.shared.lock());
+        let Next { leader, wanted, line_bytes, .. } = self.next(true);
         let detector = Arc::new(Detector::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
         // It starts anywhere in an iteration.
@@ -383,7 +404,7 @@ impl Runtime {
 
     /// Draws the line elsewhere, from the next iteration on. Plans are made anew.
     pub fn set_budget(&self, budget: Budget) {
-        let Keeper { budget: line, library, report } = &mut *lock(&self.keeper);
+        let Keeper { budget: line, library, report, .. } = &mut *lock(&self.keeper);
         let mut driver = self.shared.lock();
         *line = budget;
         report.least_feasible_budget_bytes = 0;
@@ -446,6 +467,11 @@ pub struct Detection<'a> {
 }
 
 impl Detection<'_> {
+    /// Says that an iteration begins here, on the thread of the loop. From then on none is looked for.
+    pub fn mark(&self) -> Result<(), SessionError> {
+        self.detecting.mark()
+    }
+
     /// What the loop has done so far, up to the last iteration that was found.
     pub fn report(&self) -> Report {
         self.runtime.report()
@@ -462,6 +488,13 @@ impl Detection<'_> {
 pub struct Detecting {
     detector: Arc<Detector>,
     listening: Option<Listening>,
+}
+
+impl Detecting {
+    /// As [`Detection::mark`].
+    pub fn mark(&self) -> Result<(), SessionError> {
+        self.detector.mark()
+    }
 }
 
 impl Drop for Detecting {

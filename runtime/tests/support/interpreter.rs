@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use plimsoll_runtime::hardware::Tier;
 use plimsoll_runtime::lineage::{EVICTION_FLOOR_BYTES, Edges};
 use plimsoll_runtime::schedule::Instruction;
-use plimsoll_runtime::trace::{AccessMode, Operator, OperatorId, StorageId};
+use plimsoll_runtime::trace::{AccessMode, OperatorId, StorageId};
 use plimsoll_runtime::{Schedule, Trace};
 
 type Value = u64;
@@ -399,15 +399,10 @@ impl Interpreter<'_> {
     fn finish(self) -> Carried {
         assert!(self.beside.is_empty(), "left beside their storages: {:?}", self.beside);
         let mut live_bytes = self.trace.unseen_bytes;
-        let touched = |operator: &Operator, storage: StorageId| {
-            operator.frees.contains(&storage) || operator.accesses.iter().any(|access| access.storage == storage)
-        };
-        let is_unused = |storage| !self.trace.operators.iter().any(|operator| touched(operator, storage));
         for (index, seat) in self.seats.iter().enumerate() {
             let is_initial = index < self.trace.initial_storages as usize;
             let storage = StorageId(index as u32);
             if seat.place == Place::Offloaded && is_initial && self.edges.stays.contains(&storage) {
-                assert!(is_unused(storage), "storage {index} is used and stays away: {seat:?}");
                 assert_eq!(seat.copy, Some(self.truth.value[seat.holds]), "storage {index} stays away: {seat:?}");
             } else if seat.place != Place::Absent {
                 let right = seat.place == Place::Resident && seat.device == Some(self.truth.value[seat.holds]);

@@ -1,6 +1,7 @@
-//! Random programs under random plans, under random budgets, and so with batches of any length or with pieces left out, against their untouched selves:
+//! Random programs under random plans, under random budgets, and so with batches of any length, with pieces left out, or with
+//! parameters that are away between iterations, against their untouched selves:
 //!
-//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode planned|budgeted|resized|accumulated|left-out]
+//!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode MODE]
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -33,6 +34,7 @@ enum Ways {
     Resized,
     Accumulated,
     LeftOut,
+    LeftAway,
 }
 
 fn main() -> ExitCode {
@@ -45,7 +47,8 @@ fn main() -> ExitCode {
         Some(Ways::Resized) => vec![Mode::Resized],
         Some(Ways::Accumulated) => vec![Mode::Accumulated],
         Some(Ways::LeftOut) => vec![Mode::LeftOut],
-        None => vec![Mode::Planned, Mode::Budgeted, Mode::Resized, Mode::Accumulated, Mode::LeftOut],
+        Some(Ways::LeftAway) => vec![Mode::LeftAway],
+        None => Mode::ALL.to_vec(),
     };
     for mode in modes {
         let different = run(mode, programs, seed, keep_going);

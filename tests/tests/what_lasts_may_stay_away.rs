@@ -1,0 +1,147 @@
+//! A loop whose parameters, gradients and optimizer's state alone exceed its budget trains all the same, where all of it is
+//! listened to: what is there all the time may be away from one iteration to the next.
+
+use plimsoll_env::workload::{Workload, named_variables};
+use plimsoll_runtime::torch::report::Course;
+use plimsoll_runtime::torch::{Budget, HostEngine, IterationReport, Runtime};
+use plimsoll_tests::budget::Untouched;
+use plimsoll_tests::{Stage, fast_link, one_at_a_time, session, tiny_policy};
+use tch::nn::{self, OptimizerConfig};
+use tch::{Device, Kind, TchError, Tensor};
+
+const WIDTH: i64 = 192;
+const LAYERS: usize = 8;
+const ROWS: i64 = 16;
+const ITERATIONS: usize = 24;
+
+/// A model whose optimizer keeps far more than its batches make.
+struct Wide {
+    variables: nn::VarStore,
+    optimizer: nn::Optimizer,
+    layers: Vec<nn::Linear>,
+    passes: usize,
+    iterations: i64,
+}
+
+impl Wide {
+    fn new(passes: usize) -> Self {
+        session();
+        tch::manual_seed(3);
+        let variables = nn::VarStore::new(Device::Cpu);
+        let at = variables.root();
+        let layers = (0..LAYERS).map(|layer| nn::linear(&at / layer, WIDTH, WIDTH, Default::default())).collect();
+        let optimizer = nn::Adam::default().build(&variables, 1e-3).unwrap();
+        Wide { variables, optimizer, layers, passes, iterations: 0 }
+    }
+}
+
+impl Workload for Wide {
+    fn name(&self) -> &str {
+        "wide"
+    }
+
+    fn family(&self) -> &str {
+        "perceptron"
+    }
+
+    fn iteration(&mut self) -> Result<f64, TchError> {
+        tch::manual_seed(100 + self.iterations);
+        self.iterations += 1;
+        self.optimizer.zero_grad();
+        let mut sum = 0.0;
+        for _ in 0..self.passes {
+            let mut hidden = Tensor::f_randn([ROWS, WIDTH], (Kind::Float, Device::Cpu))?;
+            for layer in &self.layers {
+                hidden = hidden.f_linear(&layer.ws, layer.bs.as_ref())?.f_gelu("none")?;
+            }
+            let loss = hidden.f_square()?.f_mean(Kind::Float)?;
+            loss.f_backward()?;
+            sum += loss.f_double_value(&[])?;
+        }
+        self.optimizer.step();
+        Ok(sum)
+    }
+
+    fn variables(&self) -> Vec<(String, Tensor)> {
+        named_variables(&self.variables)
+    }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        self.variables.trainable_variables()
+    }
+}
+
+/// How a loop says where its iterations begin.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    Marked,
+    Found,
+}
+
+/// What the loop of so many passes does within a share of what it has between iterations, beside its untouched self.
+fn within(share: f64, passes: usize, begun: Begun) -> Vec<IterationReport> {
+    let _running = one_at_a_time();
+    let iterate = |workload: &mut Wide, _| workload.iteration().unwrap();
+    let untouched = Untouched::run(|| Wide::new(passes), iterate, ITERATIONS);
+    let budget_bytes = (share * untouched.resident_bytes as f64) as u64;
+    let builder = Runtime::builder().policy(tiny_policy(1)).budget(Budget::bytes(budget_bytes));
+    let mut runtime = builder.link(fast_link()).engine(Box::new(HostEngine::new(None))).build().unwrap();
+    let mut workload = Wide::new(passes);
+    let (mut peak_bytes, mut losses) = (0, Vec::new());
+    session().reset_peak();
+    {
+        let training = runtime.detect().unwrap();
+        for iteration in 0..ITERATIONS {
+            if begun == Begun::Marked {
+                training.mark().unwrap();
+            }
+            losses.push(iterate(&mut workload, iteration));
+            peak_bytes = peak_bytes.max(session().peak_bytes());
+        }
+    }
+    let report = runtime.report();
+    println!("{report}");
+    assert!(peak_bytes <= budget_bytes, "{peak_bytes} of {budget_bytes} bytes");
+    // What comes after the loop finds everything resident, so the last iteration ends above the line.
+    let (last, others) = report.latest.split_last().unwrap();
+    assert!(others.iter().all(|iteration| iteration.peak_bytes <= budget_bytes), "{others:?}");
+    assert!(last.peak_bytes >= untouched.resident_bytes, "{last:?}");
+    Stage::of(&losses, &workload).assert_same(&untouched.stage, "with less than there is between iterations");
+    report.latest
+}
+
+/// All but the first so many iterations and the last are carried out as planned, to the predicted byte.
+fn is_planned(iterations: &[IterationReport], but: usize) {
+    let planned: Vec<_> = iterations[..iterations.len() - 1]
+        .iter()
+        .filter(|iteration| iteration.course == Course::Planned && iteration.followed)
+        .collect();
+    let others: Vec<_> = iterations.iter().map(|iteration| (iteration.course, &iteration.deviation)).collect();
+    assert!(planned.len() + but >= iterations.len(), "{others:?}");
+    let predicted =
+        planned.iter().filter_map(|iteration| Some((iteration.predicted?.peak_bytes, iteration.peak_bytes)));
+    let (predicted, measured): (Vec<_>, Vec<_>) = predicted.unzip();
+    assert_eq!(measured, predicted);
+    // The first is the one at whose beginning other storages were away.
+    assert!(predicted.len() + 1 >= planned.len(), "{predicted:?}");
+}
+
+#[test]
+fn of_a_loop_that_is_marked() {
+    is_planned(&within(0.7, 1, Begun::Marked), 8);
+}
+
+#[test]
+fn of_a_loop_whose_iterations_are_found() {
+    is_planned(&within(0.7, 1, Begun::Found), 10);
+}
+
+#[test]
+fn of_a_loop_that_adds_gradients_up() {
+    is_planned(&within(0.6, 3, Begun::Marked), 10);
+}
+
+#[test]
+fn with_little_more_than_the_gradients() {
+    is_planned(&within(0.4, 1, Begun::Marked), 10);
+}
