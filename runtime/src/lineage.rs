@@ -90,14 +90,40 @@ impl Window {
 pub struct Edges {
     /// Initial storages that are away when it begins, in order.
     pub away: Vec<StorageId>,
+    /// Initial storages that are on their way there when it begins, in order: what came before it had no time to finish their copies.
+    pub leaving: Vec<StorageId>,
     /// Initial storages that are away when it ends, in order, as far as they live on.
     pub stays: Vec<StorageId>,
 }
 
 impl Edges {
+    /// The same, where these storages, in order, are still leaving when it begins, as far as they are away.
+    pub(crate) fn with_leaving(&self, storages: &[StorageId]) -> Edges {
+        let is_leaving = |storage: &StorageId| storages.binary_search(storage).is_ok();
+        let (leaving, away) = self.not_there().into_iter().partition(is_leaving);
+        Edges { away, leaving, stays: self.stays.clone() }
+    }
+
+    /// Whether the same is left, of which more or less may be leaving.
+    pub(crate) fn leaves_the_same(&self, other: &Edges) -> bool {
+        self.stays == other.stays && self.not_there() == other.not_there()
+    }
+
+    /// What is away when it begins, or leaving, in order.
+    fn not_there(&self) -> Vec<StorageId> {
+        let mut all = [&self.away[..], &self.leaving].concat();
+        all.sort_unstable();
+        all
+    }
+
     /// Whether the storage of a window is away when that begins.
     fn has_away(&self, window: &Window) -> bool {
         window.start == 0 && self.away.binary_search(&window.storage).is_ok()
+    }
+
+    /// Whether it is on its way there.
+    fn has_leaving(&self, window: &Window) -> bool {
+        window.start == 0 && self.leaving.binary_search(&window.storage).is_ok()
     }
 }
 
@@ -152,7 +178,7 @@ pub struct Lineage {
     edges: Edges,
     /// By window: whether its storage is away when the trace ends.
     stays: Vec<bool>,
-    /// Windows whose storages are away when the trace begins or ends.
+    /// Windows whose storages are away when the trace begins or ends, or on their way there.
     decided: Vec<WindowId>,
     /// Bytes of what is away when it begins.
     away_bytes: u64,
@@ -174,7 +200,7 @@ impl Lineage {
         &self.edges
     }
 
-    /// Windows, in order, that are swapped whatever a plan says, because other parts of the iteration reckon with it.
+    /// Windows, in order, that are swapped whatever a plan says, because what comes before or after reckons with it.
     pub fn decided(&self) -> &[WindowId] {
         &self.decided
     }
@@ -450,8 +476,8 @@ impl<'a> Builder<'a> {
             self.windows.iter().enumerate().map(|(id, window)| (key(window), WindowId(id as u32))).collect()
         };
         let ids = (0..).map(WindowId).zip(self.windows.iter().zip(&stays));
-        let decided = ids.filter(|(_, (window, stays))| **stays || edges.has_away(window)).map(|(id, _)| id);
-        let decided = decided.collect();
+        let is_decided = |window: &Window, stays: bool| stays || edges.has_away(window) || edges.has_leaving(window);
+        let decided = ids.filter(|(_, (window, stays))| is_decided(window, **stays)).map(|(id, _)| id).collect();
         let away = self.windows.iter().filter(|window| edges.has_away(window));
         let away_bytes = away.map(|window| trace.storages[window.storage.index()].bytes).sum();
         let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);

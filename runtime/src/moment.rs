@@ -117,6 +117,12 @@ impl Moment {
         }
     }
 
+    /// Whether an offload has been neither finished nor recalled.
+    pub(crate) fn is_under_way(&self, offload: &PendingOffload) -> bool {
+        let PendingOffload { storage, done_ns } = *offload;
+        self.residency[storage.index()] == Residency::Offloading && self.copy_done_ns[storage.index()] == done_ns
+    }
+
     pub(crate) fn in_flight(&self) -> &[StorageId] {
         &self.in_flight
     }

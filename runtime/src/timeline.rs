@@ -335,6 +335,14 @@ impl<'a> Timeline<'a> {
         &self.open
     }
 
+    /// What is still on its way to a slow tier where the last run has ended, in order: some of what stays away.
+    pub(crate) fn leaving(&self) -> Vec<StorageId> {
+        let is_leaving = |offload: &&PendingOffload| self.at.is_under_way(offload);
+        let mut leaving: Vec<_> = self.at.offloads.iter().filter(is_leaving).map(|offload| offload.storage).collect();
+        leaving.sort_unstable();
+        leaving
+    }
+
     /// The windows that the last run's plan evicts.
     pub(crate) fn evicted(&self) -> &[WindowId] {
         self.prefetches.evicted()
@@ -413,7 +421,7 @@ impl<'a> Timeline<'a> {
         self.run_on()
     }
 
-    /// Decides when `plan` prefetches, with what is decided for all parts of an iteration: anew, or where the last plan was the same
+    /// Decides when `plan` prefetches, with what is decided whatever it says: anew, or where the last plan was the same
     /// but for one window, from there on.
     fn decide_prefetches(&mut self, plan: &Plan) {
         let Self { lineage, budget_bytes, ref copies, .. } = *self;
@@ -689,11 +697,8 @@ impl<'a> Timeline<'a> {
         Ok(())
     }
 
-    /// At the iteration's end nothing is under way or kept beside its storage any more.
+    /// At the iteration's end nothing is kept beside its storage any more.
     fn let_go(&mut self) {
-        while !self.at.offloads.is_empty() {
-            self.finish_next_offload();
-        }
         while let Some(entry) = self.at.retained.pop_back() {
             if let Retained::Version(version) = entry.what {
                 self.release_version(version);

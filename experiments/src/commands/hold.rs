@@ -40,6 +40,13 @@ pub struct Arguments {
     /// Batches whose gradients add up in each iteration, instead of as many as the configuration says
     #[arg(long, value_name = "N")]
     passes: Option<NonZeroU32>,
+    /// Passages or pictures in each batch, instead of as many as the configuration says
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    batch: Option<i64>,
+    /// Listens to all of a loop, and not to its iterations alone: parameters and optimizer state may be away from one iteration to the
+    /// next, but for the last, so that budgets below them can be held
+    #[arg(long)]
+    throughout: bool,
     /// A policy file, or the name of a baseline
     #[arg(long, value_name = "FILE|BASELINE", default_value = "dtr")]
     policy: String,
@@ -76,6 +83,8 @@ struct Held {
     workload: String,
     /// Batches whose gradients add up in each iteration.
     passes: NonZeroU32,
+    /// Whether all of the loop was listened to.
+    throughout: bool,
     /// The budget that was asked for.
     asked_bytes: u64,
     /// The budget that was held: the least found to be feasible where less was asked for.
@@ -84,7 +93,7 @@ struct Held {
     keep_all_peak_bytes: u64,
     /// Device bytes between iterations.
     resident_bytes: u64,
-    /// Highest peak of all iterations.
+    /// Highest peak of all iterations; but for the last where all of the loop was listened to, for that ends with everything resident.
     peak_bytes: u64,
     /// Whether no iteration exceeded the budget.
     held: bool,
@@ -149,7 +158,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.json.as_deref().map_or(Ok(()), require_writable)?;
     let configs = arguments.loops.iter().map(|name| {
         let mut config = FamilyConfig::load(&name.config)?;
-        config.workload(&name.workload)?;
+        let workload = config.workload(&name.workload)?;
+        let workload = workload.with_batch(arguments.batch.unwrap_or(workload.batch()));
+        config.workloads.insert(name.workload.clone(), workload);
         config.manner.passes = arguments.passes.unwrap_or(config.manner.passes);
         anyhow::Ok((config, &name.workload))
     });
@@ -242,15 +253,21 @@ fn hold(
         iteration.predicted.is_some_and(|predicted| predicted.peak_bytes == iteration.peak_bytes)
     };
     let (overhead, overhead_in_all) = overheads(&makespans_ns, &keep_all.makespans_ns);
+    let latest = &report.latest[..report.latest.len() - usize::from(arguments.throughout)];
+    let peak_bytes = match arguments.throughout {
+        true => latest.iter().map(|iteration| iteration.peak_bytes).max().unwrap_or(0),
+        false => report.peak_bytes,
+    };
     Ok(Held {
         workload: name.to_owned(),
         passes: config.manner.passes,
+        throughout: arguments.throughout,
         asked_bytes,
         budget_bytes,
         keep_all_peak_bytes: keep_all.peak_bytes,
         resident_bytes: keep_all.resident_bytes,
-        peak_bytes: report.peak_bytes,
-        held: report.peak_bytes <= budget_bytes,
+        peak_bytes,
+        held: peak_bytes <= budget_bytes,
         losses_identical: keep_all.untouched.has_losses(0, &losses),
         variables_identical: keep_all.untouched.has_variables_of(workload.as_ref())?,
         iterations: losses.len(),
@@ -284,12 +301,16 @@ fn attempt(
     };
     let Ground { on, tiers } = ground;
     let builder = builder.budget(Line::bytes(budget_bytes)).device(on.device);
-    let mut runtime = builder.tiers(tiers.tiers).engine(on.engine(tiers)?).build()?;
+    let runtime = builder.tiers(tiers.tiers).engine(on.engine(tiers)?).build()?;
+    let training = arguments.throughout.then(|| runtime.start_detecting()).transpose()?;
     let mut workload = build(config, name, on.device, arguments.flags.seed)?;
     let (mut losses, mut makespans_ns) = (Vec::with_capacity(arguments.iterations), Vec::new());
     for _ in 0..arguments.iterations {
         let (ran, time) = on.timed(|| {
-            let _iteration = runtime.try_iteration()?;
+            let _iteration = match &training {
+                Some(training) => training.mark().map(|()| None),
+                None => runtime.start().map(Some),
+            }?;
             anyhow::Ok(quietly(|| workload.iteration()))
         });
         makespans_ns.push(time.as_nanos() as u64);
@@ -302,6 +323,7 @@ fn attempt(
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
+    drop(training);
     Ok(Attempt::Ran { losses, makespans_ns, workload, report: Box::new(runtime.report()) })
 }
 

@@ -70,7 +70,8 @@ class Runtime:
 
         And for a loop whose parameters, gradients and optimizer's state exceed the budget: what does not fit is away from one
         iteration to the next. Have the optimizer update one parameter at a time (`foreach=False`), for what an operator uses is
-        there together, and save what you want to save within. At the end every storage is resident, whatever that takes.
+        there together; make a model within that exceeds the budget by itself; and save what you want to save within. At the end
+        every storage is resident, whatever that takes.
 
             with runtime.detect() as loop:
                 for batch in batches:

@@ -73,12 +73,11 @@ impl Timeline<'_> {
 
     /// Waits for the oldest offload under way and releases its bytes.
     pub(super) fn finish_next_offload(&mut self) {
-        let PendingOffload { storage, done_ns } = self.at.offloads.pop_front().expect("an offload is under way");
-        if self.at.residency[storage.index()] != Residency::Offloading
-            || self.at.copy_done_ns[storage.index()] != done_ns
-        {
+        let offload = self.at.offloads.pop_front().expect("an offload is under way");
+        if !self.at.is_under_way(&offload) {
             return;
         }
+        let PendingOffload { storage, done_ns } = offload;
         self.wait_until(done_ns);
         self.at.excess_bytes -= self.bytes(storage) as i64;
         self.at.residency[storage.index()] = Residency::Offloaded;

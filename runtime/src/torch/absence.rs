@@ -7,14 +7,16 @@
 //! next begins. How much of it is away is the same everywhere: whatever the latest iterations are predicted to be the fastest with.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::shim::Entry;
 
 /// Iterations that are judged by.
 const LATEST: usize = 4;
 /// All that could be away is that many shares.
-const SHARES: u64 = 4;
+const SHARES: u64 = 16;
+/// By how many of them more or fewer it is tried, one after the other.
+const STEPS: [u64; 3] = [4, 2, 1];
 /// Iterations until it is looked at again, the first time, and how many times as many it is after that.
 const PATIENCE: u32 = 16;
 const PATIENCE_GROWS: u32 = 4;
@@ -49,6 +51,11 @@ impl Price {
             && (self.makespan_ns as f64) < share * other.makespan_ns as f64
     }
 
+    /// Whether it is better, or by so little that neither is.
+    fn comes_before(self, other: Price) -> bool {
+        self.is_better_than(other) || self < other && !other.is_better_than(self)
+    }
+
     fn is_better_than(self, other: Price) -> bool {
         let copies_less = (self.copied_bytes as f64) < BETTER * other.copied_bytes as f64;
         self.over_budget_bytes < other.over_budget_bytes
@@ -77,6 +84,8 @@ pub(super) struct Absence {
     /// Iterations since it was last looked at, and until it is.
     since: u32,
     patience: u32,
+    /// What it was last judged by.
+    judged: Vec<PartName>,
 }
 
 impl Absence {
@@ -84,22 +93,34 @@ impl Absence {
         &self.away
     }
 
-    /// An iteration of known parts has ended; it is urgent where they do not hold the budget. Whether to look at what is away, and
-    /// whether for the first time.
+    /// An iteration of known parts has ended; it is urgent where they do not hold the budget. Whether to look at what is away, and why.
     pub(super) fn note(&mut self, parts: Vec<PartName>, is_urgent: bool) -> Option<Look> {
         if self.latest.len() == LATEST {
             self.latest.pop_front();
         }
+        let is_urgent = is_urgent && parts.iter().any(|part| !self.judged.contains(part));
         self.latest.push_back(parts);
         self.since += 1;
-        let is_first = self.patience == 0;
-        let is_due = is_first && is_urgent || self.latest.len() == LATEST && self.since >= self.patience;
-        is_due.then_some(if is_first { Look::First } else { Look::Again })
+        let is_due = self.latest.len() == LATEST && self.since >= self.patience;
+        let look = if self.patience == 0 { Look::First } else { Look::Again };
+        if is_urgent { Some(Look::AtOnce) } else { is_due.then_some(look) }
     }
 
     /// What has been found out may not hold any more: it is looked at soon.
     pub(super) fn doubt(&mut self) {
         self.patience = 0;
+        self.latest.clear();
+        self.judged.clear();
+    }
+
+    /// Whether nothing was decided so far.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.judged.is_empty()
+    }
+
+    /// It is looked at soon, where there is time.
+    pub(super) fn reconsider(&mut self) {
+        self.since = self.patience;
         self.latest.clear();
     }
 
@@ -110,8 +131,11 @@ impl Absence {
 
     /// Decides anew how much is away, from what is on, of what `could` be. `price` tells what the parts cost with so much of it away.
     pub(super) fn decide(&mut self, mut could: Vec<Leavable>, mut price: impl FnMut(&[Entry]) -> Price) {
+        if self.since >= self.patience {
+            self.patience = self.patience.saturating_mul(PATIENCE_GROWS).max(PATIENCE);
+        }
         self.since = 0;
-        self.patience = (self.patience * PATIENCE_GROWS).max(PATIENCE);
+        self.judged = self.parts().collect();
         if could.is_empty() {
             self.away.clear();
             return;
@@ -119,26 +143,22 @@ impl Absence {
         // What is large and not used for long first: few copies, and time for them.
         let area = |one: &Leavable| u128::from(one.bytes) * u128::from(one.idle_ns);
         could.sort_unstable_by_key(|one| (Reverse(area(one)), one.entry));
-        let before = (price(&share_of(&could, self.share)), self.share);
-        let mut best = before;
-        let (more, less): (&mut dyn Iterator<Item = u64>, &mut dyn Iterator<Item = u64>) =
-            (&mut (self.share + 1..=SHARES), &mut (0..self.share).rev());
-        for shares in [more, less] {
-            if best.1 != before.1 {
-                break;
+        let mut prices = BTreeMap::new();
+        let mut price = |share: u64| *prices.entry(share).or_insert_with(|| price(&share_of(&could, share)));
+        let (before, mut best) = (price(self.share), self.share);
+        let mut go_on = |mut share: u64, further: &dyn Fn(u64) -> u64| loop {
+            let next = further(share);
+            if next == share || !price(next).comes_before(price(share)) {
+                return share;
             }
-            for share in shares {
-                let price = price(&share_of(&could, share));
-                if price.over_budget_bytes > best.0.over_budget_bytes || best.0.is_faster(BETTER, price) {
-                    break;
-                }
-                if price.is_better_than(best.0) || price < best.0 && !best.0.is_better_than(price) {
-                    best = (price, share);
-                }
-            }
+            share = next;
+        };
+        for step in STEPS {
+            let more = go_on(best, &|share| (share + step).min(SHARES));
+            best = if more > best { more } else { go_on(best, &|share| share.saturating_sub(step)) };
         }
-        if best.0.is_better_than(before.0) {
-            self.share = best.1;
+        if price(best).is_better_than(before) {
+            self.share = best;
         }
         self.away = share_of(&could, self.share);
     }
@@ -149,6 +169,8 @@ impl Absence {
 pub(super) enum Look {
     First,
     Again,
+    /// The budget is not held, by a program that nothing was decided for.
+    AtOnce,
 }
 
 /// So many of [`SHARES`] of all bytes, at most.
@@ -188,6 +210,30 @@ mod tests {
             ..priced(1_000 + away.len() as u64)
         });
         assert_eq!(absence.away(), &entries[..], "less is copied in what is hardly more time");
+    }
+
+    #[test]
+    fn what_is_large_and_idle_for_long_goes_first() {
+        let [short, small, large] = [0, 1, 2].map(Entry::numbered);
+        let could = vec![
+            Leavable { entry: short, bytes: 200, idle_ns: 1 },
+            Leavable { entry: small, bytes: 100, idle_ns: 10 },
+            Leavable { entry: large, bytes: 100, idle_ns: 20 },
+        ];
+        let mut absence = Absence::default();
+        let over = |away: &[Entry]| u64::from(!away.contains(&large)) + u64::from(!away.contains(&small));
+        absence.decide(could, |away| Price { over_budget_bytes: over(away), ..priced(1_000 + away.len() as u64) });
+        assert_eq!(absence.away(), &[large, small]);
+    }
+
+    #[test]
+    fn it_is_looked_at_at_once_where_a_program_is_new_and_does_not_hold_the_budget() {
+        let mut absence = Absence::default();
+        assert_eq!(absence.note(vec![(1, 1)], false), None);
+        assert_eq!(absence.note(vec![(1, 1)], true), Some(Look::AtOnce));
+        absence.decide(Vec::new(), |_| priced(1));
+        assert_eq!(absence.note(vec![(1, 1)], true), None);
+        assert_eq!(absence.note(vec![(1, 1), (2, 2)], true), Some(Look::AtOnce));
     }
 
     #[test]

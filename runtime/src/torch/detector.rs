@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Follows, Shared};
+use super::driver::Shared;
 use super::parts::Divider;
-use super::program::put;
+use super::program::{Follows, put};
 use super::runtime::{Keeper, lock};
 use super::session::{Observer, Relay, SessionError, operator_name};
 use super::shim::{self, Entry, RawOperator};

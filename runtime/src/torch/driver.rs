@@ -12,12 +12,12 @@ use std::time::Instant;
 
 use super::ancestry::MakerId;
 use super::ladder::{Fit, Rung};
-use super::program::Program;
+use super::program::{Follows, Program};
 use super::recompute::{Job, Rebuild};
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
 use super::report::{Course, IterationReport, Predicted};
 use super::residency::{Ending, Fault, Live, Place, Residency, Written};
-use super::session::{Listening, Observer, Session, SessionError, Wish};
+use super::session::{Listening, Observer, SessionError, Wish};
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
 use super::succession::{Left, Legacies};
 use crate::hardware::Tier;
@@ -74,17 +74,6 @@ pub(crate) enum Record {
     Whole,
 }
 
-/// What follows an iteration, or a part of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Follows {
-    /// Code that nobody listens to: it finds everything resident.
-    Unheard,
-    /// The iteration's next part.
-    Part,
-    /// The loop's next iteration, all of which is listened to.
-    Iteration,
-}
-
 /// What is left of an iteration when it ends.
 pub(crate) struct Ended {
     pub(crate) report: IterationReport,
@@ -134,8 +123,8 @@ pub(crate) struct Driver {
     lost_ns: u64,
     /// What came before may have left these away; none where it was not known.
     left_before: Option<Vec<Entry>>,
-    /// What is away when it begins.
-    begun_without: Vec<Entry>,
+    /// What is away when it begins, and what is leaving.
+    begun_without: (Vec<Entry>, Vec<Entry>),
     /// What follows what ends, or ended last.
     follows: Follows,
     /// What the iteration before, if it was recorded, knew the storages as that it left.
@@ -173,7 +162,7 @@ impl Driver {
             start_bytes: None,
             lost_ns: 0,
             left_before: Some(Vec::new()),
-            begun_without: Vec::new(),
+            begun_without: Default::default(),
             follows: Follows::Unheard,
             survivors: HashMap::new(),
             legacies: Legacies::default(),
@@ -196,7 +185,7 @@ impl Driver {
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
-        self.begun_without = self.residency.away().collect();
+        self.begun_without = self.residency.away();
         (self.leader, self.lost) = (leader, None);
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());
         if self.follows == Follows::Unheard {
@@ -218,7 +207,8 @@ impl Driver {
                 .map(|(entry, live)| (entry, (local(entry), RawStorage { bytes: live.bytes, locked: live.locked })));
             let known: HashMap<_, _> = known.collect();
             let mut recording = Recording::begin(known, self.started);
-            if !self.begun_without.is_empty() {
+            let (away, leaving) = &self.begun_without;
+            if !(away.is_empty() && leaving.is_empty()) {
                 recording.pressed();
             }
             recording
@@ -646,7 +636,7 @@ impl Driver {
         if !self.is_prelude {
             let before = self.left_before.take();
             if let Some(program) = program.map(|program| &mut self.programs[program]) {
-                before.iter().for_each(|left| program.comes_after(left));
+                before.iter().for_each(|left| program.comes_after(left, &self.begun_without.1));
                 program.comes_before(self.follows);
                 self.left_before = Some(program.leavable().map(|(_, entry)| entry).collect());
             }
@@ -669,8 +659,9 @@ impl Driver {
         };
         // Where sizes are others than in the plan, or numbers live for longer, or other storages were away, nothing was predicted.
         let is_as_planned = |program: &Program| {
-            let begun_alike = program.begins_without(&self.begun_without);
-            program.fit() == Fit::Exact && !program.differs_in_small() && begun_alike
+            let ends_alike = self.follows != Follows::Unheard || !program.leaves_any();
+            let stands_alike = program.begins_without(&self.begun_without) && ends_alike;
+            program.fit() == Fit::Exact && !program.differs_in_small() && stands_alike
         };
         let exact = program.filter(|&program| self.acts && is_as_planned(&self.programs[program]));
         let prediction = exact.and_then(|program| self.programs[program].scheduled().prediction);
@@ -757,9 +748,17 @@ impl Driver {
         self.residency.bytes_if_resident()
     }
 
-    /// Whether another iteration, which is listened to, follows what has ended.
-    pub(crate) fn is_followed(&self) -> bool {
-        self.follows == Follows::Iteration
+    /// What begins comes after code that nobody listened to: it is an iteration by itself, or the first of a loop, as the last one was
+    /// or was not.
+    pub(crate) fn come_from_elsewhere(&mut self, is_loop: bool, was_loop: bool) {
+        if is_loop {
+            // Nobody knows what would be left away; what could not be restored may be.
+            (self.follows, self.left_before) = (Follows::Iteration, None);
+            self.residency.leave_away(|_, _| true);
+        }
+        if is_loop != was_loop {
+            self.programs.iter_mut().for_each(Program::forget_neighbours);
+        }
     }
 
     /// Whether an operator has arrived.
@@ -904,13 +903,14 @@ impl Shared {
         }
     }
 
-    /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that within
-    /// `budget_bytes`. Whether the part ends.
-    pub(crate) fn make_resident(&self, budget_bytes: u64) -> Result<bool, Fault> {
+    /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that; else what it has
+    /// to, if all of a loop is listened to. Whether the part ends.
+    pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
         let mut driver = self.lock();
         driver.absorb_deaths()?;
         driver.leave_away();
-        if driver.residency.bytes_if_brought_back() > budget_bytes {
+        let leaves = !driver.residency.may_bring_back();
+        if leaves && !is_loop {
             driver.residency.leave_away(|_, _| false);
             return Ok(false);
         }
@@ -918,7 +918,7 @@ impl Shared {
         if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
             driver = self.carry_out(driver)?;
         }
-        let restored = self.restore_all(driver).map(drop);
+        let restored = self.restore(driver, leaves).map(drop);
         let mut driver = self.lock();
         driver.residency.ending = Ending::No;
         if restored.is_err() {
@@ -961,15 +961,12 @@ impl Shared {
             Follows::Part => {}
             Follows::Iteration => driver.leave_away(),
         }
-        let mut driver = match self.restore_all(driver) {
+        let leaves = follows == Follows::Iteration && !driver.residency.may_bring_back();
+        let mut driver = match self.restore(driver, leaves) {
             Err(Fault::NoRoom(_)) => {
-                // Nobody hears what is missed between iterations; and what is dropped cannot be rebuilt in another one.
                 let mut driver = self.lock();
                 driver.residency.exempt = true;
-                if follows == Follows::Iteration {
-                    driver.residency.leave_away(|_, _| true);
-                }
-                self.restore_all(driver)?
+                self.restore(driver, follows == Follows::Iteration)?
             }
             restored => restored?,
         };
@@ -987,6 +984,29 @@ impl Shared {
         made.map_err(|fault| fault.to_string())
     }
 
+    /// Makes everything resident that is not left away. What is in a slow tier is left there, too, if it `leaves`: what is dropped
+    /// cannot be rebuilt in another iteration.
+    fn restore<'a>(
+        &'a self,
+        mut driver: MutexGuard<'a, Driver>,
+        leaves: bool,
+    ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        if leaves {
+            driver = self.rebuild_dropped(driver)?;
+            driver.residency.leave_away(|_, _| true);
+        }
+        self.restore_all(driver)
+    }
+
+    /// Rebuilds what is dropped, at the expense of what can be swapped.
+    fn rebuild_dropped<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) -> Result<MutexGuard<'a, Driver>, Fault> {
+        driver.residency.ending = Ending::Rebuilding;
+        while let Some(rebuild) = driver.next_dropped() {
+            driver = self.rebuild(driver, rebuild)?;
+        }
+        Ok(driver)
+    }
+
     /// Makes everything resident. Where bytes run out meanwhile, dropped storages come back first, at the expense of
     /// others that are swapped; those come back at nobody's expense.
     pub(crate) fn restore_all<'a>(
@@ -994,10 +1014,7 @@ impl Shared {
         mut driver: MutexGuard<'a, Driver>,
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
         loop {
-            driver.residency.ending = Ending::Rebuilding;
-            while let Some(rebuild) = driver.next_dropped() {
-                driver = self.rebuild(driver, rebuild)?;
-            }
+            driver = self.rebuild_dropped(driver)?;
             driver.residency.ending = Ending::Fetching;
             driver.residency.absorb_freed()?;
             driver.fetch_all()?;
@@ -1015,16 +1032,14 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Starts an iteration within `line_bytes`. Its operators are told to `observer`.
+    /// Starts an iteration within `line_bytes`.
     pub(crate) fn begin(
-        session: Session,
+        listening: Listening,
         shared: &Arc<Shared>,
-        observer: Arc<dyn Observer>,
         leader: Option<usize>,
         wanted: Wanted,
         line_bytes: u64,
     ) -> Result<Self, SessionError> {
-        let listening = session.listen(observer)?;
         shared.begin(leader, wanted, line_bytes)?;
         Ok(Open { shared: Arc::clone(shared), listening: Some(listening) })
     }

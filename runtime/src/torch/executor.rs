@@ -87,7 +87,8 @@ impl Executor {
     }
 
     fn run<R>(&self, wanted: Wanted, body: impl FnOnce() -> R) -> Result<(R, Ended), SessionError> {
-        let open = Open::begin(self.session, &self.shared, Arc::clone(&self.shared) as _, Some(0), wanted, u64::MAX)?;
+        let listening = self.session.listen(Arc::clone(&self.shared) as _)?;
+        let open = Open::begin(listening, &self.shared, Some(0), wanted, u64::MAX)?;
         let result = body();
         Ok((result, open.close()?))
     }

@@ -5,7 +5,7 @@
 //! has a plan for each of them, and for others as they come. A program whose makespan drifts is measured and planned anew.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::absence::{Absence, Leavable, Look, PartName, Price};
 use super::backoff::Backoff;
@@ -22,7 +22,7 @@ use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
 use crate::lineage::{Edges, Lineage, WindowId};
 use crate::plan::{Action, ActionSet, Plan};
-use crate::planner::{PORTFOLIO, Planned, Planner, least_feasible_budget, plan};
+use crate::planner::{PORTFOLIO, Planned, Planner, TIME, TIME_PER_WINDOW, least_feasible_budget, plan};
 use crate::policy::Policy;
 use crate::search::Limits;
 use crate::sweep::Problem;
@@ -46,9 +46,11 @@ const PLANNING_SHARE: f64 = 0.1;
 const SURVEY_SHARE: f64 = 0.5;
 /// How that is done; without a policy, by the baseline that was the best most often.
 const HASTY: Planner = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
-/// How a plan is made that nobody carries out, to find out what another would take.
+/// How a plan is made that nobody carries out, to find out what another would take; and in which share of the time of one that
+/// somebody does.
 const SURVEY: Planner =
-    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::wall(Duration::from_millis(20)) };
+    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::evaluations(u64::MAX) };
+const SURVEYS: u32 = 10;
 /// Iterations that wait for another one like them.
 const WAITING_MAX: usize = 64;
 /// Iterations of a program that may go otherwise than planned, or be disturbed, before it is left with the times that it has.
@@ -212,6 +214,8 @@ pub(super) struct Library {
     before: Option<Part>,
     parts: Vec<Option<PartName>>,
     absence: Absence,
+    /// Whether all of a loop is listened to, and not its iterations alone.
+    pub(super) is_loop: bool,
 }
 
 impl Library {
@@ -247,6 +251,7 @@ impl Library {
             before: None,
             parts: Vec::new(),
             absence: Absence::default(),
+            is_loop: false,
         }
     }
 
@@ -315,12 +320,12 @@ impl Library {
     /// Learns from an iteration, or its last part.
     pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
         let before = self.before.take();
-        let seams = before.is_some() || driver.is_followed();
+        let is_divided = before.is_some();
         let part = match before {
             Some(before) => self.learn_one(driver, ended, budget_bytes, report).after(before),
             None => self.learn_program(driver, ended, budget_bytes, report),
         };
-        if seams {
+        if is_divided || self.is_loop {
             self.settle_absence(driver, budget_bytes, report);
         }
         report.add(part.report, part.is_known);
@@ -413,10 +418,32 @@ impl Library {
     fn fit_edges(&mut self, driver: &mut Driver, index: usize, budget_bytes: u64, report: &mut Report) {
         let edges = driver.programs[index].edges(self.absence.away());
         let rung = driver.programs[index].ladder.rung_mut();
-        if *rung.known.lineage.edges() != edges {
-            let known = rung.known.at(edges);
-            self.know(rung, known, budget_bytes, report);
+        let before = rung.known.lineage.edges();
+        if *before == edges {
+            return;
         }
+        let is_same_but_for_time = before.leaves_the_same(&edges);
+        let known = rung.known.at(edges);
+        if is_same_but_for_time {
+            let plan = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
+            let scheduled = self.schedule(&known, plan, self.left_bytes(rung, budget_bytes));
+            if !scheduled.exceeds_budget() {
+                (rung.known, rung.scheduled) = (known, scheduled);
+                return;
+            }
+        }
+        self.know(rung, known, budget_bytes, report);
+    }
+
+    /// What the budget leaves a plan.
+    fn left_bytes(&self, rung: &Rung, budget_bytes: u64) -> u64 {
+        budget_bytes.saturating_sub(self.shelves[&rung.serial].margin_bytes)
+    }
+
+    fn schedule(&self, known: &Known, plan: Plan, budget_bytes: u64) -> Scheduled {
+        let mut timeline = Timeline::new(&known.trace, &known.lineage, self.tiers);
+        let (schedule, prediction) = timeline.schedule(&plan, budget_bytes);
+        Scheduled::new(known, plan, schedule, Some(prediction))
     }
 
     /// An iteration has ended that was divided, or that another one follows: decides, now and then, what stays away in between.
@@ -436,7 +463,8 @@ impl Library {
         let exceeds = known.iter().any(|(_, rung)| rung.scheduled.exceeds_budget());
         let is_urgent = exceeds && known.len() == names.len();
         match self.absence.note(names, is_urgent) {
-            Some(Look::First) if is_urgent || has_time(report, SURVEY_SHARE) => {}
+            Some(Look::AtOnce) if self.absence.is_undecided() || has_time(report, PLANNING_SHARE) => {}
+            Some(Look::First) if has_time(report, SURVEY_SHARE) => {}
             Some(Look::Again) if has_time(report, PLANNING_SHARE) => {}
             _ => return,
         }
@@ -470,10 +498,23 @@ impl Library {
 
     /// What an iteration, or a part of one, is predicted to take between such edges, by a plan that is made for that alone.
     fn price(&self, rung: &Rung, edges: Edges, budget_bytes: u64) -> Price {
-        let (trace, lineage) = (&*rung.known.trace, Lineage::between(&rung.known.trace, edges));
-        let budget_bytes = budget_bytes.saturating_sub(self.shelves[&rung.serial].margin_bytes);
-        let problem = Problem { trace, lineage: &lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
-        let planned = self.decider.plan(problem, &SURVEY, Some(&rung.scheduled.plan));
+        let trace = &*rung.known.trace;
+        let budget_bytes = self.left_bytes(rung, budget_bytes);
+        let survey = |lineage: &Lineage| {
+            let problem = Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
+            let time = TIME.max(TIME_PER_WINDOW * lineage.windows().len() as u32) / SURVEYS;
+            let planner = Planner { limits: Limits::wall(time), ..SURVEY };
+            self.decider.plan(problem, &planner, Some(&rung.scheduled.plan))
+        };
+        let lineage = Lineage::between(trace, edges);
+        let mut planned = survey(&lineage);
+        // What has no time to leave before the end leaves when the next one begins.
+        let mut timeline = Timeline::new(trace, &lineage, self.tiers);
+        timeline.predict(&planned.plan, budget_bytes);
+        let with_leaving = lineage.edges().with_leaving(&timeline.leaving());
+        if with_leaving != *lineage.edges() {
+            planned = survey(&Lineage::between(trace, with_leaving));
+        }
         let Prediction { makespan_ns, over_budget_bytes, offloaded_bytes, prefetched_bytes, .. } = planned.prediction;
         Price { over_budget_bytes, makespan_ns, copied_bytes: offloaded_bytes + prefetched_bytes }
     }
@@ -626,17 +667,19 @@ impl Library {
             Plan::keep_all(lineage.windows().len())
         } else {
             let planned = self.decider.plan(problem, planner, before);
-            if !planned.fits() && !shelf.is_hasty {
+            // Where something may be left away, less may do.
+            let less_may_do = self.is_loop && self.may_leave_away();
+            if !(planned.fits() || shelf.is_hasty || less_may_do) {
                 let mut policies = [self.decider.policy(), Box::new(Dtr)];
                 let least = least_feasible_budget(problem, &mut policies);
                 self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
             }
             planned.plan
         };
-        let (schedule, prediction) = Timeline::new(trace, lineage, self.tiers).schedule(&plan, budget_bytes);
+        let scheduled = self.schedule(known, plan, budget_bytes);
         report.plans += 1;
         report.planning_ns += started.elapsed().as_nanos() as u64;
-        Scheduled::new(known, plan, schedule, Some(prediction))
+        scheduled
     }
 
     /// Plans a program anew.
@@ -694,6 +737,7 @@ impl Library {
         let rung = ladder.rung_mut();
         if let Some(trace) = retimed {
             driver.residency.reactive.link = self.tiers.host;
+            self.absence.reconsider();
             rung.known = rung.known.with(trace);
             shelf = Shelf { margin_bytes: shelf.margin_bytes, is_first: shelf.is_first, ..Shelf::default() };
             self.replan(rung, budget_bytes, &mut shelf, report);

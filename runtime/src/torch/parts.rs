@@ -8,8 +8,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Driver, Ended, Follows, Shared};
-use super::program::put;
+use super::driver::{Driver, Ended, Shared};
+use super::program::{Follows, put};
 use super::runtime::{Keeper, Next, lock};
 use super::session::{Observer, Relay, SessionError};
 use super::shim::{self, RawOperator};
@@ -159,8 +159,8 @@ impl Divider {
     pub(super) fn divide(&self, operator: &RawOperator, phase: Phase, recorded: bool) -> Result<(), SessionError> {
         // A prelude may end before the operator that it begins with.
         while lock(&self.parts).end_before(operator, phase, recorded) {
-            let budget_bytes = lock(&self.keeper).budget.as_bytes();
-            if !self.shared.make_resident(budget_bytes)? {
+            let is_loop = lock(&self.keeper).is_loop();
+            if !self.shared.make_resident(is_loop)? {
                 break;
             }
             self.turn(Follows::Part, |keeper, driver, ended| keeper.after_part(driver, ended))?;

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use super::driver::Follows;
 use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
 use super::shim::{Entry, RawOperator};
@@ -147,6 +146,17 @@ impl Standing {
     }
 }
 
+/// What follows an iteration, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Follows {
+    /// Code that nobody listens to: it finds everything resident.
+    Unheard,
+    /// The iteration's next part.
+    Part,
+    /// The loop's next iteration, all of which is listened to.
+    Iteration,
+}
+
 /// What a program may leave away when it ends, and what comes next finds so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Leaves {
@@ -154,6 +164,38 @@ pub(crate) enum Leaves {
     Unused,
     /// Whatever is there all the time: it is the last part of an iteration that another one follows.
     Lasting,
+}
+
+/// What may still be leaving when a program begins. It depends on plans, which depend on it, and may never settle: so it grows at
+/// once, and shrinks ever more rarely. What a plan takes for leaving, and is gone, is no harm.
+#[derive(Debug, Default)]
+struct Leaving {
+    /// In order.
+    storages: Vec<StorageId>,
+    /// How often it was less in a row, and how often that has to be.
+    less: u32,
+    patience: u32,
+}
+
+impl Leaving {
+    /// These were, in order.
+    fn note(&mut self, now: Vec<StorageId>) {
+        let others = now.iter().filter(|storage| self.storages.binary_search(storage).is_err());
+        let others: Vec<StorageId> = others.copied().collect();
+        if !others.is_empty() {
+            self.storages.extend(others);
+            self.storages.sort_unstable();
+            self.less = 0;
+        } else if self.storages == now {
+            self.less = 0;
+        } else {
+            self.less += 1;
+            if self.less > self.patience {
+                self.patience = 2 * (self.patience + 1);
+                (self.storages, self.less) = (now, 0);
+            }
+        }
+    }
 }
 
 /// Where a program uses which storage.
@@ -227,6 +269,8 @@ pub(crate) struct Program {
     /// What all that came just before it may have left away, in order: nothing, once it came after code that nobody listens to. None
     /// while nobody knows.
     left_before: Option<Vec<StorageId>>,
+    /// What of it may still be leaving when the program begins.
+    leaving: Leaving,
     /// What it may leave away itself, as far as it was seen what follows.
     pub(crate) leaves: Option<Leaves>,
     /// Storages that a plan may evict, and of which only an operator of this iteration told which they are.
@@ -280,6 +324,7 @@ impl Program {
             is_lasting,
             missed: Vec::new(),
             left_before: None,
+            leaving: Leaving::default(),
             leaves: None,
             serial: rung.serial,
             ladder: Ladder::new(rung),
@@ -393,11 +438,16 @@ impl Program {
     pub(crate) fn edges(&self, away: &[Entry]) -> Edges {
         let mut storages: Vec<StorageId> = away.iter().filter_map(|&entry| self.standing.storage(entry)).collect();
         storages.sort_unstable();
-        let (mut away, mut stays) = (storages.clone(), storages);
         let left_before = self.left_before.as_deref().unwrap_or_default();
+        let (mut away, mut stays) = (storages.clone(), storages);
         away.retain(|storage| left_before.binary_search(storage).is_ok());
         stays.retain(|&storage| self.may_leave(storage));
-        Edges { away, stays }
+        Edges { away, leaving: Vec::new(), stays }.with_leaving(&self.leaving.storages)
+    }
+
+    /// What comes before it and after is not what it was.
+    pub(crate) fn forget_neighbours(&mut self) {
+        (self.left_before, self.leaving, self.leaves) = (None, Leaving::default(), None);
     }
 
     /// Whether it was seen what comes before it.
@@ -405,15 +455,20 @@ impl Program {
         self.left_before.is_some()
     }
 
-    /// What came before it may have left these away.
-    pub(crate) fn comes_after(&mut self, left: &[Entry]) {
-        let storages = left.iter().filter_map(|&entry| self.standing.storage(entry));
-        let mut now: Vec<StorageId> = storages.filter(|storage| storage.index() < self.initial()).collect();
-        now.sort_unstable();
+    /// What came before it may have left these away, of which those that are `leaving` were still on their way.
+    pub(crate) fn comes_after(&mut self, left: &[Entry], leaving: &[Entry]) {
+        let known = |entries: &[Entry]| {
+            let storages = entries.iter().filter_map(|&entry| self.standing.storage(entry));
+            let mut known: Vec<StorageId> = storages.filter(|storage| storage.index() < self.initial()).collect();
+            known.sort_unstable();
+            known
+        };
+        let (mut left, leaving) = (known(left), known(leaving));
         if let Some(before) = &self.left_before {
-            now.retain(|storage| before.binary_search(storage).is_ok());
+            left.retain(|storage| before.binary_search(storage).is_ok());
         }
-        self.left_before = Some(now);
+        self.left_before = Some(left);
+        self.leaving.note(leaving);
     }
 
     /// That is what follows it now.
@@ -426,13 +481,20 @@ impl Program {
         self.leaves = Some(self.leaves.map_or(leaves, |before| before.min(leaves)));
     }
 
-    /// Whether that is what its plan has for away when it begins.
-    pub(crate) fn begins_without(&self, away: &[Entry]) -> bool {
-        let expected = &self.ladder.rung().known.lineage.edges().away;
-        let is_expected = |entry: &Entry| {
-            self.standing.storage(*entry).is_some_and(|storage| expected.binary_search(&storage).is_ok())
+    /// Whether that is what its plan has for away when it begins, and for leaving.
+    pub(crate) fn begins_without(&self, (away, leaving): &(Vec<Entry>, Vec<Entry>)) -> bool {
+        let edges = self.ladder.rung().known.lineage.edges();
+        let are_expected = |entries: &[Entry], expected: &[StorageId]| {
+            let stands = |entry: &Entry| self.standing.storage(*entry);
+            let is_expected = |entry| stands(entry).is_some_and(|storage| expected.binary_search(&storage).is_ok());
+            entries.len() == expected.len() && entries.iter().all(is_expected)
         };
-        away.len() == expected.len() && away.iter().all(is_expected)
+        are_expected(away, &edges.away) && are_expected(leaving, &edges.leaving)
+    }
+
+    /// Whether its plan leaves anything away when it ends.
+    pub(crate) fn leaves_any(&self) -> bool {
+        !self.ladder.rung().known.lineage.edges().stays.is_empty()
     }
 
     /// Whether its plan leaves a storage away when it ends.

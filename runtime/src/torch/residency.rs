@@ -205,10 +205,10 @@ impl Residency {
         shim::live_bytes() + away_bytes
     }
 
-    /// The same, but for what is left away.
-    pub(crate) fn bytes_if_brought_back(&self) -> u64 {
+    /// Whether there would be room for all but what is left away.
+    pub(crate) fn may_bring_back(&self) -> bool {
         let left_bytes: u64 = self.live.iter().flatten().filter(|live| live.is_left_away).map(|live| live.bytes).sum();
-        self.bytes_if_resident().saturating_sub(left_bytes)
+        self.bytes_if_resident().saturating_sub(left_bytes) <= self.reactive.budget_bytes
     }
 
     /// Decides what is left away of what is away, by whether it was until now.
@@ -220,9 +220,12 @@ impl Residency {
         }
     }
 
-    /// What is in the slow tier alone.
-    pub(crate) fn away(&self) -> impl Iterator<Item = Entry> {
-        self.iter().filter(|(_, live)| matches!(live.place, Place::Offloaded)).map(|(entry, _)| entry)
+    /// What is in the slow tier alone, and what is on its way there.
+    pub(crate) fn away(&self) -> (Vec<Entry>, Vec<Entry>) {
+        let all = |is_there: fn(&Place) -> bool| {
+            self.iter().filter(|(_, live)| is_there(&live.place)).map(|(entry, _)| entry).collect()
+        };
+        (all(|place| matches!(place, Place::Offloaded)), all(|place| matches!(place, Place::Offloading(_))))
     }
 
     /// Storages held for the sake of dropped ones.

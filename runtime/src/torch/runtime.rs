@@ -196,7 +196,6 @@ impl Builder {
             shared: Arc::new(Shared::new(driver)),
             keeper: Arc::new(Mutex::new(Keeper {
                 budget,
-                is_loop: false,
                 library: Library::new(
                     decider,
                     tiers,
@@ -214,8 +213,6 @@ impl Builder {
 /// What is known from one iteration to the next.
 pub(super) struct Keeper {
     pub(super) budget: Budget,
-    /// Whether all of a loop is listened to, and not its iterations alone.
-    is_loop: bool,
     library: Library,
     report: Report,
 }
@@ -257,6 +254,11 @@ impl Keeper {
         self.library.cuts()
     }
 
+    /// Whether all of a loop is listened to, and not its iterations alone.
+    pub(super) fn is_loop(&self) -> bool {
+        self.library.is_loop
+    }
+
     /// Whether an iteration that another one follows may end where so many bytes would be allocated if everything were resident.
     pub(super) fn may_pause(&self, bytes: u64) -> bool {
         self.library.may_leave_away() || bytes <= self.budget.0
@@ -266,7 +268,7 @@ impl Keeper {
     fn prepare(&mut self, driver: &mut Driver, may_have_prelude: bool) -> Next {
         let budget_bytes = self.budget.0;
         let mut resident_bytes = resident_within(budget_bytes);
-        if resident_bytes > budget_bytes && self.is_loop && driver.residency.leave_within(budget_bytes) {
+        if resident_bytes > budget_bytes && self.library.is_loop && driver.residency.leave_within(budget_bytes) {
             resident_bytes = budget_bytes;
         }
         let over = resident_bytes > budget_bytes;
@@ -355,24 +357,23 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
+        let divides = lock(&self.keeper).cuts().any();
+        let divider = || Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
+        let divider = divides.then(divider);
+        let observer = divider.clone().map_or(Arc::clone(&self.shared) as _, |divider| divider as Arc<dyn Observer>);
+        let listening = self.session.listen(observer)?;
         let next = self.next(false);
-        let observer: Arc<dyn Observer> = if next.cuts.any() {
-            let divider = Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper));
-            divider.begin(&next);
-            Arc::new(divider)
-        } else {
-            Arc::clone(&self.shared) as _
-        };
-        let Next { leader, wanted, line_bytes, .. } = next;
-        let open = Open::begin(self.session, &self.shared, observer, leader, wanted, line_bytes)?;
+        divider.iter().for_each(|divider| divider.begin(&next));
+        let open = Open::begin(listening, &self.shared, next.leader, next.wanted, next.line_bytes)?;
         Ok(Running { shared: Arc::clone(&self.shared), keeper: Arc::clone(&self.keeper), open: Some(open) })
     }
 
     /// Prepares an iteration by itself, or the first one of a loop.
     fn next(&self, is_loop: bool) -> Next {
-        let mut keeper = lock(&self.keeper);
-        keeper.is_loop = is_loop;
-        keeper.next(&mut self.shared.lock())
+        let (mut keeper, mut driver) = (lock(&self.keeper), self.shared.lock());
+        let was_loop = std::mem::replace(&mut keeper.library.is_loop, is_loop);
+        driver.come_from_elsewhere(is_loop, was_loop);
+        keeper.next(&mut driver)
     }
 
     /// Puts operators of this thread under the budget until the guard is dropped, and finds out where iterations begin, unless
@@ -389,9 +390,9 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start_detecting(&self) -> Result<Detecting, SessionError> {
-        let Next { leader, wanted, line_bytes, .. } = self.next(true);
         let detector = Arc::new(Detector::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
+        let Next { leader, wanted, line_bytes, .. } = self.next(true);
         // It starts anywhere in an iteration.
         self.shared.begin(leader, Wanted { record: Record::Nothing, ..wanted }, line_bytes)?;
         Ok(Detecting { detector, listening: Some(listening) })
@@ -404,7 +405,7 @@ impl Runtime {
 
     /// Draws the line elsewhere, from the next iteration on. Plans are made anew.
     pub fn set_budget(&self, budget: Budget) {
-        let Keeper { budget: line, library, report, .. } = &mut *lock(&self.keeper);
+        let Keeper { budget: line, library, report } = &mut *lock(&self.keeper);
         let mut driver = self.shared.lock();
         *line = budget;
         report.least_feasible_budget_bytes = 0;
@@ -493,13 +494,21 @@ pub struct Detecting {
 impl Detecting {
     /// As [`Detection::mark`].
     pub fn mark(&self) -> Result<(), SessionError> {
+        if self.is_inherited() {
+            return Err(SessionError::Forked);
+        }
         self.detector.mark()
+    }
+
+    /// Whether it is that of the process that this one was forked from.
+    fn is_inherited(&self) -> bool {
+        self.listening.as_ref().is_some_and(Listening::is_inherited)
     }
 }
 
 impl Drop for Detecting {
     fn drop(&mut self) {
-        if self.listening.as_ref().is_some_and(Listening::is_inherited) {
+        if self.is_inherited() {
             return;
         }
         let ended = self.detector.end();

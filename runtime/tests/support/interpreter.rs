@@ -402,8 +402,11 @@ impl Interpreter<'_> {
         for (index, seat) in self.seats.iter().enumerate() {
             let is_initial = index < self.trace.initial_storages as usize;
             let storage = StorageId(index as u32);
-            if seat.place == Place::Offloaded && is_initial && self.edges.stays.contains(&storage) {
+            let is_leaving = seat.place == Place::Offloading;
+            let is_away = is_leaving || seat.place == Place::Offloaded;
+            if is_away && is_initial && self.edges.stays.contains(&storage) {
                 assert_eq!(seat.copy, Some(self.truth.value[seat.holds]), "storage {index} stays away: {seat:?}");
+                live_bytes += if is_leaving { self.trace.storages[index].bytes } else { 0 };
             } else if seat.place != Place::Absent {
                 let right = seat.place == Place::Resident && seat.device == Some(self.truth.value[seat.holds]);
                 assert!(right, "storage {index} at the iteration's end: {seat:?}");

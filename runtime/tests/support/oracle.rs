@@ -471,9 +471,6 @@ impl<'a> Oracle<'a> {
         for window in ending.filter(|window| window.used_again) {
             self.restore(window.storage);
         }
-        while !self.at.offloads.is_empty() {
-            self.finish_next_offload();
-        }
         while let Some(entry) = self.at.retained.pop() {
             if let Retained::Version(version) = entry.what {
                 self.release_version(version);

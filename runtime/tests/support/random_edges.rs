@@ -11,9 +11,11 @@ pub fn random_edges(draw: &mut Draw, trace: &Trace) -> Edges {
     if draw.chance(60) {
         return Edges::default();
     }
-    let mut some = || {
+    let mut some = || -> Vec<StorageId> {
         let percent = draw.pick(&[0, 50, 100]);
         (0..trace.initial_storages).map(StorageId).filter(|_| draw.chance(percent)).collect()
     };
-    Edges { away: some(), stays: some() }
+    let (all_away, stays) = (some(), some());
+    let (leaving, away) = all_away.into_iter().partition(|_| draw.chance(30));
+    Edges { away, leaving, stays }
 }
