@@ -93,7 +93,7 @@ struct Held {
     keep_all_peak_bytes: u64,
     /// Device bytes between iterations.
     resident_bytes: u64,
-    /// Highest peak of all iterations; but for the last where all of the loop was listened to, for that ends with everything resident.
+    /// Highest peak of all iterations; where all of the loop was listened to, but for the end of the last, which makes everything resident.
     peak_bytes: u64,
     /// Whether no iteration exceeded the budget.
     held: bool,
@@ -223,7 +223,7 @@ impl KeepAll {
 
 /// A loop that ran to its end, or the least budget that is feasible as far as is known.
 enum Attempt {
-    Ran { losses: Vec<f64>, makespans_ns: Vec<u64>, workload: Box<dyn Workload>, report: Box<Report> },
+    Ran { losses: Vec<f64>, makespans_ns: Vec<u64>, peak_bytes: u64, workload: Box<dyn Workload>, report: Box<Report> },
     Refused { least_bytes: u64 },
 }
 
@@ -238,9 +238,11 @@ fn hold(
 ) -> anyhow::Result<Held> {
     let asked_bytes = budget.resolve(keep_all.peak_bytes);
     let (mut budget_bytes, mut refusals) = (asked_bytes, 0);
-    let (losses, makespans_ns, workload, report) = loop {
+    let (losses, makespans_ns, peak_bytes, workload, report) = loop {
         match attempt(config, name, budget_bytes, ground, arguments)? {
-            Attempt::Ran { losses, makespans_ns, workload, report } => break (losses, makespans_ns, workload, report),
+            Attempt::Ran { losses, makespans_ns, peak_bytes, workload, report } => {
+                break (losses, makespans_ns, peak_bytes, workload, report);
+            }
             Attempt::Refused { least_bytes } => {
                 refusals += 1;
                 ensure!(budget_bytes < keep_all.peak_bytes, "{name}: refused within its keep-all peak");
@@ -253,11 +255,6 @@ fn hold(
         iteration.predicted.is_some_and(|predicted| predicted.peak_bytes == iteration.peak_bytes)
     };
     let (overhead, overhead_in_all) = overheads(&makespans_ns, &keep_all.makespans_ns);
-    let latest = &report.latest[..report.latest.len() - usize::from(arguments.throughout)];
-    let peak_bytes = match arguments.throughout {
-        true => latest.iter().map(|iteration| iteration.peak_bytes).max().unwrap_or(0),
-        false => report.peak_bytes,
-    };
     Ok(Held {
         workload: name.to_owned(),
         passes: config.manner.passes,
@@ -323,8 +320,10 @@ fn attempt(
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
+    // Where all of the loop was listened to, its last iteration ends with it, and with everything resident.
+    let peak_bytes = runtime.report().peak_bytes.max(on.session.peak_bytes());
     drop(training);
-    Ok(Attempt::Ran { losses, makespans_ns, workload, report: Box::new(runtime.report()) })
+    Ok(Attempt::Ran { losses, makespans_ns, peak_bytes, workload, report: Box::new(runtime.report()) })
 }
 
 /// Runs `body` and catches its panic without a word.

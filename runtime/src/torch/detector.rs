@@ -98,8 +98,7 @@ impl Detector {
             return self.turn();
         }
         let next = lock(keeper).next(&mut shared.lock());
-        self.divider.begin(&next);
-        shared.begin(next.leader, next.wanted, next.line_bytes)
+        self.divider.go_on(next)
     }
 
     /// What the operator is, and whether an iteration begins with it.

@@ -177,6 +177,11 @@ impl Divider {
         let ended = self.end(follows)?;
         shim::find_dead();
         let next = next(&mut lock(&self.keeper), &mut self.shared.lock(), ended);
+        self.go_on(next)
+    }
+
+    /// Begins what is next in the middle of a loop.
+    pub(super) fn go_on(&self, next: Next) -> Result<(), SessionError> {
         self.begin(&next);
         self.shared.begin(next.leader, next.wanted, next.line_bytes)
     }

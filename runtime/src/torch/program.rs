@@ -180,20 +180,15 @@ struct Leaving {
 impl Leaving {
     /// These were, in order.
     fn note(&mut self, now: Vec<StorageId>) {
-        let others = now.iter().filter(|storage| self.storages.binary_search(storage).is_err());
-        let others: Vec<StorageId> = others.copied().collect();
-        if !others.is_empty() {
-            self.storages.extend(others);
-            self.storages.sort_unstable();
-            self.less = 0;
-        } else if self.storages == now {
-            self.less = 0;
-        } else {
-            self.less += 1;
-            if self.less > self.patience {
-                self.patience = 2 * (self.patience + 1);
-                (self.storages, self.less) = (now, 0);
-            }
+        let mut all = [&self.storages[..], &now].concat();
+        all.sort_unstable();
+        all.dedup();
+        let is_less = all == self.storages && all != now;
+        self.less = if is_less { self.less + 1 } else { 0 };
+        self.storages = all;
+        if self.less > self.patience {
+            self.patience = 2 * (self.patience + 1);
+            (self.storages, self.less) = (now, 0);
         }
     }
 }
@@ -262,10 +257,10 @@ pub(crate) struct Program {
     standing: Standing,
     /// Per storage: whether it is there all the time and never used.
     is_unused: Vec<bool>,
-    /// Per storage: whether it is there all the time, by the same name, and could be away when the program ends.
-    is_lasting: Vec<bool>,
     /// Those of these that the loop has let go of, or used after all.
     missed: Vec<StorageId>,
+    /// Per storage: whether it is there all the time, by the same name, and could be away when the program ends.
+    is_lasting: Vec<bool>,
     /// What all that came just before it may have left away, in order: nothing, once it came after code that nobody listens to. None
     /// while nobody knows.
     left_before: Option<Vec<StorageId>>,
@@ -321,8 +316,8 @@ impl Program {
             uses: Uses::of(&known.trace),
             may_be_rebuilt,
             is_unused,
-            is_lasting,
             missed: Vec::new(),
+            is_lasting,
             left_before: None,
             leaving: Leaving::default(),
             leaves: None,

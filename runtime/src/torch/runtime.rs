@@ -267,11 +267,9 @@ impl Keeper {
     /// Prepares what comes next, which may have a prelude or not.
     fn prepare(&mut self, driver: &mut Driver, may_have_prelude: bool) -> Next {
         let budget_bytes = self.budget.0;
-        let mut resident_bytes = resident_within(budget_bytes);
-        if resident_bytes > budget_bytes && self.library.is_loop && driver.residency.leave_within(budget_bytes) {
-            resident_bytes = budget_bytes;
-        }
-        let over = resident_bytes > budget_bytes;
+        let resident_bytes = resident_within(budget_bytes);
+        let goes = |driver: &mut Driver| self.library.is_loop && driver.residency.leave_within(budget_bytes);
+        let over = resident_bytes > budget_bytes && !goes(driver);
         driver.refusal = over.then(|| {
             format!(
                 "{resident_bytes} bytes are resident between iterations, which exceeds the budget of {budget_bytes} \
