@@ -2,6 +2,7 @@
 //! what either takes.
 
 use anyhow::Context;
+use plimsoll_runtime::torch::settings::Determinism;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -93,6 +94,7 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
     findings.set("policy", policy)?;
     let mut asked = script::described(member, request)?;
     asked["compiled"] = compiled.into();
+    asked["strict"] = (member.determinism == Determinism::Required).into();
     asked["policy"] = serde_json::to_value(policy)?;
     let mut job = |budget_bytes: Option<u64>| {
         asked["budget_bytes"] = budget_bytes.into();

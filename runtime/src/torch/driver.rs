@@ -70,8 +70,23 @@ pub(crate) enum Record {
     Makespan,
     /// What takes how long. Whether storages are filled in past the dispatcher is not found out, which takes time.
     Times,
+    /// What there is. A device that works through operators later is asked only what the whole takes: to mark every operator holds up
+    /// host and device.
+    Program,
     /// All of it.
     Whole,
+}
+
+impl Record {
+    /// Whether operators are taken down.
+    fn has_operators(self) -> bool {
+        matches!(self, Record::Times | Record::Program | Record::Whole)
+    }
+
+    /// The same, without what operators take on a device that works through them later.
+    pub(crate) fn without_times(self) -> Self {
+        if self == Record::Whole { Record::Program } else { self }
+    }
 }
 
 /// What is left of an iteration when it ends.
@@ -199,7 +214,7 @@ impl Driver {
         self.residency.report = IterationReport::default();
         self.residency.reactive.started_ns = self.residency.now_ns();
         self.record = wanted.record;
-        self.recording = matches!(wanted.record, Record::Times | Record::Whole).then(|| {
+        self.recording = wanted.record.has_operators().then(|| {
             let local = |entry| before.get(&entry).copied();
             let known = self
                 .residency
@@ -215,7 +230,7 @@ impl Driver {
         });
         shim::time_on_device(match wanted.record {
             Record::Nothing => DeviceTiming::Nothing,
-            Record::Makespan => DeviceTiming::Makespan,
+            Record::Makespan | Record::Program => DeviceTiming::Makespan,
             Record::Times | Record::Whole => DeviceTiming::Operators,
         });
         shim::reset_peak();
@@ -568,7 +583,7 @@ impl Driver {
         let followed = self.leader.filter(|_| self.acts);
         let recipe = self.keeps_all_recipes
             || followed.map_or(self.keeps_recipes, |leader| self.programs[leader].wants_recipe());
-        let watch = recipe || self.recording.is_some() && self.record == Record::Whole;
+        let watch = recipe || self.recording.is_some() && self.record != Record::Times;
         // What an operator costs that is known stands in its trace.
         let costs_wanted = recipe && self.leader.is_none();
         let times = costs_wanted || self.recording.is_some() || self.residency.events.is_on();
