@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::{CudaContext, DriverError, sys};
@@ -22,7 +22,13 @@ pub struct CudaDriver {
     context: Arc<CudaContext>,
     ordinal: i32,
     current_stream: CurrentStream,
+    /// Marks without times that nobody holds any more. What waits for one waits for where that stood then, so it may be put elsewhere: to
+    /// make one and let go of it takes the host as long as to put it somewhere.
+    spare_events: Mutex<Vec<EventId>>,
 }
+
+/// Where an event's number says that it tells times: those of the driver are addresses of words.
+const TIMED: u64 = 1;
 
 impl CudaDriver {
     /// The driver of device `ordinal`, once libtorch can use it.
@@ -31,13 +37,29 @@ impl CudaDriver {
         let current_stream = current_stream()?;
         let context =
             CudaContext::new(ordinal).map_err(|error| DeviceError::Driver { message: format!("{error:?}") })?;
-        Ok(CudaDriver { context, ordinal: ordinal as i32, current_stream })
+        Ok(CudaDriver { context, ordinal: ordinal as i32, current_stream, spare_events: Mutex::default() })
+    }
+
+    fn spare_events(&self) -> MutexGuard<'_, Vec<EventId>> {
+        self.spare_events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn let_go(&self, event: EventId) {
+        // SAFETY: it came from `create_event`, and its owner lets go of it once. It may not have been reached yet.
+        let _ = self.call("cuEventDestroy", || unsafe { event::destroy(raw_event(event)) });
     }
 
     /// Makes a call in our context.
     fn call<T>(&self, call: &'static str, make: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DeviceCallError> {
         let made = self.context.bind_to_thread().and_then(|()| make());
         made.map_err(|error| DeviceCallError { call, message: format!("{error:?}") })
+    }
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        let spare = std::mem::take(&mut *self.spare_events());
+        spare.into_iter().for_each(|event| self.let_go(event));
     }
 }
 
@@ -59,7 +81,7 @@ fn raw_stream(StreamId(stream): StreamId) -> sys::CUstream {
 }
 
 fn raw_event(EventId(event): EventId) -> sys::CUevent {
-    event as usize as sys::CUevent
+    (event & !TIMED) as usize as sys::CUevent
 }
 
 impl Device for CudaDriver {
@@ -87,13 +109,16 @@ impl Device for CudaDriver {
     }
 
     fn create_event(&self) -> Result<EventId, DeviceCallError> {
+        if let Some(spare) = self.spare_events().pop() {
+            return Ok(spare);
+        }
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         Ok(EventId(self.call("cuEventCreate", || event::create(flags))? as u64))
     }
 
     fn create_timed_event(&self) -> Result<EventId, DeviceCallError> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        Ok(EventId(self.call("cuEventCreate", || event::create(flags))? as u64))
+        Ok(EventId(self.call("cuEventCreate", || event::create(flags))? as u64 | TIMED))
     }
 
     fn elapsed_ns(&self, from: EventId, to: EventId) -> Result<u64, DeviceCallError> {
@@ -103,8 +128,10 @@ impl Device for CudaDriver {
     }
 
     fn destroy_event(&self, event: EventId) {
-        // SAFETY: it came from `create_event`, and its owner lets go of it once. It may not have been reached yet.
-        let _ = self.call("cuEventDestroy", || unsafe { event::destroy(raw_event(event)) });
+        if event.0 & TIMED == 0 {
+            return self.spare_events().push(event);
+        }
+        self.let_go(event);
     }
 
     fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), DeviceCallError> {

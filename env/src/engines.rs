@@ -104,6 +104,10 @@ impl CopyEngine for Shared {
         lock(&self.0).wait(ticket)
     }
 
+    fn compute_stands(&mut self, stands: bool) {
+        lock(&self.0).compute_stands(stands);
+    }
+
     unsafe fn rescue(&mut self, copy: &SlowCopy, to: *mut u8) -> Result<(), CopyError> {
         // SAFETY: passed on.
         unsafe { lock(&self.0).rescue(copy, to) }

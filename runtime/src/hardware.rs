@@ -37,6 +37,9 @@ pub struct Link {
     /// Time that every storage takes beside its bytes, in a slab too: what a device takes that copies each by itself.
     #[serde(default)]
     pub each_ns: u64,
+    /// Compute time that every copied storage costs beside its bytes: a host that compute waits for queues copies, too.
+    #[serde(default)]
+    pub contention_each_ns: u64,
     /// Compute time that every copied byte costs, because copies and kernels share cores or memory.
     pub contention_ns_per_byte: f64,
 }
@@ -45,12 +48,20 @@ impl Link {
     /// A link of the same bandwidth both ways, which takes nothing from compute.
     pub fn symmetric(bytes_per_s: f64, latency_ns: u64) -> Self {
         let [offload_bytes_per_s, prefetch_bytes_per_s] = [bytes_per_s; 2];
-        Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns, each_ns: 0, contention_ns_per_byte: 0.0 }
+        Link {
+            offload_bytes_per_s,
+            prefetch_bytes_per_s,
+            latency_ns,
+            each_ns: 0,
+            contention_each_ns: 0,
+            contention_ns_per_byte: 0.0,
+        }
     }
 
     /// Compute time that a copy of `bytes` costs.
     pub fn contention_ns(&self, bytes: u64) -> u64 {
-        ((bytes as f64 * self.contention_ns_per_byte) as u64).min(COPY_NS_MAX)
+        let of_bytes_ns = (bytes as f64 * self.contention_ns_per_byte) as u64;
+        of_bytes_ns.saturating_add(self.contention_each_ns).min(COPY_NS_MAX)
     }
 
     /// Time of one offload.

@@ -20,6 +20,7 @@ fn link(copy_ns: u64) -> Link {
         prefetch_bytes_per_s: f64::INFINITY,
         latency_ns: copy_ns,
         each_ns: 0,
+        contention_each_ns: 0,
         contention_ns_per_byte: 0.0,
     }
 }

@@ -13,8 +13,14 @@ use support::random_trace::random_trace;
 use support::realistic::realistic_trace;
 
 fn random_link(draw: &mut Draw) -> Link {
-    let (contention_ns_per_byte, each_ns) = (draw.pick(&[0.0, 0.01]), draw.pick(&[0, 0, 700]));
-    Link { contention_ns_per_byte, each_ns, ..Link::symmetric(draw.pick(&[1e9, 1e10, 1e11]), 2_000) }
+    let (contention_ns_per_byte, contention_each_ns) = (draw.pick(&[0.0, 0.01]), draw.pick(&[0, 0, 300]));
+    let each_ns = draw.pick(&[0, 0, 700]);
+    Link {
+        contention_ns_per_byte,
+        contention_each_ns,
+        each_ns,
+        ..Link::symmetric(draw.pick(&[1e9, 1e10, 1e11]), 2_000)
+    }
 }
 
 fn random_action(draw: &mut Draw, recomputable: bool) -> Action {

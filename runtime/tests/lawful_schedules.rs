@@ -25,6 +25,7 @@ fn random_link(draw: &mut Draw) -> Link {
         prefetch_bytes_per_s: bytes_per_s * draw.pick(&[0.5, 1.0, 3.0]),
         latency_ns: draw.pick(&[0, 10, 2_000]),
         each_ns: draw.pick(&[0, 0, 500]),
+        contention_each_ns: draw.pick(&[0, 0, 300]),
         contention_ns_per_byte: draw.pick(&[0.0, 0.2]),
     }
 }

@@ -19,6 +19,7 @@ fn link() -> Link {
         prefetch_bytes_per_s: f64::INFINITY,
         latency_ns: COPY_NS,
         each_ns: 0,
+        contention_each_ns: 0,
         contention_ns_per_byte: 0.0,
     }
 }

@@ -19,6 +19,7 @@ fn a_timetable_adds_up_to_the_prediction() {
         let lineage = Lineage::between(&trace, random_edges(draw, &trace));
         let plan = random_plan(draw, &lineage);
         let link = |draw: &mut Draw| Link {
+            contention_each_ns: draw.pick(&[0, 0, 30]),
             contention_ns_per_byte: draw.pick(&[0.0, 0.2]),
             each_ns: draw.pick(&[0, 0, 100]),
             ..Link::symmetric(draw.pick(&[1e9, 1e10, 1e11, 1e13]), draw.pick(&[0, 10, 2_000]))

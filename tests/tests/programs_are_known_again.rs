@@ -1,13 +1,15 @@
 //! Programs whose shapes change from iteration to iteration end with a plan for each shape, taken from the cache; the
 //! budget is held throughout, and so is every bit. Where the data stands does not matter.
 
+use plimsoll_env::engines::Engines;
 use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::torch::report::Course as Driven;
-use plimsoll_runtime::torch::{Budget, IterationReport, Report, Runtime};
+use plimsoll_runtime::torch::{Budget, IterationReport, Report, Runtime, Session};
 use plimsoll_runtime::{ActionSet, Link, Planner};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
-use plimsoll_tests::{Stage, one_at_a_time, session};
+use plimsoll_tests::stand_in::before_late_device;
+use plimsoll_tests::{Stage, fast_link, one_at_a_time, session};
 use tch::{Device, Kind, Tensor};
 
 fn run(courses: &[Course], share: f64) -> Vec<IterationReport> {
@@ -318,6 +320,48 @@ fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
     let reports = run(&courses, 0.5);
     assert!(reports[7].deviation.is_some(), "the first branch after a plan departs from it");
     assert!(reports[16..].iter().all(|report| report.deviation.is_none()), "{:?}", reports[19].deviation);
+}
+
+/// While a known program goes as planned, a GPU is not asked what each operator takes; a program that comes amid such iterations, and
+/// when nobody expects it, is known all the same.
+#[test]
+fn a_branch_is_known_on_a_gpu_that_is_not_there() {
+    const ITERATIONS: usize = 36;
+    const BRANCHES: [usize; 6] = [9, 13, 18, 23, 29, 33];
+    let name = "a_branch_is_known_on_a_gpu_that_is_not_there";
+    before_late_device(name, env!("CARGO_TARGET_TMPDIR"), 8, |device| {
+        let link = fast_link();
+        let engines = Engines::open(device, 1 << 30).unwrap();
+        let place = device.open().unwrap();
+        let session = Session::install_on(place).unwrap();
+        let weights = || {
+            tch::manual_seed(3);
+            (Tensor::randn([8, 64, 64], (Kind::Float, place)) * 0.1).set_requires_grad(true)
+        };
+        let iterate = |weights: &Tensor, iteration: usize| {
+            let batch = Tensor::full([512, 64], 0.01 * iteration as f64, (Kind::Float, place));
+            let loss = loss_of(weights, if BRANCHES.contains(&iteration) { batch.sigmoid().relu() } else { batch });
+            descend(weights, &loss)
+        };
+        let untouched = weights();
+        let expected: Vec<f64> = (0..ITERATIONS).map(|iteration| iterate(&untouched, iteration)).collect();
+        drop(untouched);
+        let weights = weights();
+        let builder = Runtime::builder().budget(Budget::bytes(session.live_bytes() + (1 << 20))).device(place);
+        let mut runtime = builder.engine(engines.engine(None).unwrap()).link(link).build().unwrap();
+        let losses: Vec<f64> = (0..ITERATIONS)
+            .map(|iteration| {
+                let _iteration = runtime.iteration();
+                iterate(&weights, iteration)
+            })
+            .collect();
+        let report = runtime.report();
+        println!("{report}");
+        assert_eq!(losses, expected);
+        assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+        let courses: Vec<_> = report.latest.iter().map(|iteration| iteration.course).collect();
+        assert!(courses[23..].iter().all(|course| *course == Driven::Planned), "{courses:?}");
+    });
 }
 
 /// The first step makes gradients, others add to them, the last applies them and lets go of them: each is a program of its

@@ -20,6 +20,11 @@ const COPIES_MAX: usize = 32;
 const ROUND_LEAST_S: f64 = 5e-3;
 /// Rows of the square matrices that are multiplied meanwhile.
 const MATRIX: i64 = 1024;
+/// Bytes of copies that tell what queueing them takes, and how many of them go each way.
+const QUEUED_BYTES: usize = 4 << 10;
+const QUEUED: usize = 200;
+/// Operators between a copy and who waits for it.
+const OPERATORS_BETWEEN: usize = 4;
 
 /// Why copies could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +62,9 @@ pub struct CopyRates {
 pub struct CopyTable {
     /// One row for each size, least first.
     pub rates: Vec<CopyRates>,
+    /// What it takes the host to queue a copy among operators, in nanoseconds, waiting for it on the device included.
+    #[serde(default)]
+    pub queueing_ns: u64,
 }
 
 /// Which way a copy goes.
@@ -76,7 +84,7 @@ impl CopyTable {
     pub fn measure(engines: &Engines, device: Device, sizes: &[usize]) -> Result<Self, CopyProbeError> {
         let mut bed = Bed { engine: engines.engine(None)?, engines, device };
         let rates = sizes.iter().map(|&bytes| bed.rates(bytes)).collect::<Result<_, _>>()?;
-        Ok(CopyTable { rates })
+        Ok(CopyTable { rates, queueing_ns: bed.queueing_ns()? })
     }
 
     /// The link between `device` and its slow tier, measured now.
@@ -87,8 +95,8 @@ impl CopyTable {
         }
     }
 
-    /// The link that fits best: bandwidth and contention of the largest copies, and the time that the smallest take
-    /// beyond it. The host copies a slab at once, a device each storage of it.
+    /// The link that fits best: bandwidth and contention of the largest copies, the time that the smallest take beyond it, and what it
+    /// takes to queue one. The host copies a slab at once, a device each storage of it.
     pub fn link(&self, device: Device) -> Link {
         let (least, most) = (self.rates.first().expect("sizes"), self.rates.last().expect("sizes"));
         let (out, back) = (most.offload_bytes_per_s, most.prefetch_bytes_per_s);
@@ -96,8 +104,14 @@ impl CopyTable {
         let latency_s = latency_s(least.offload_bytes_per_s, out).max(latency_s(least.prefetch_bytes_per_s, back));
         let ns = (1e9 * latency_s) as u64;
         let (latency_ns, each_ns) = if device == Device::Cpu { (ns, 0) } else { (0, ns) };
-        let contention_ns_per_byte = most.contention_ns_per_byte;
-        Link { offload_bytes_per_s: out, prefetch_bytes_per_s: back, latency_ns, each_ns, contention_ns_per_byte }
+        Link {
+            offload_bytes_per_s: out,
+            prefetch_bytes_per_s: back,
+            latency_ns,
+            each_ns,
+            contention_each_ns: self.queueing_ns,
+            contention_ns_per_byte: most.contention_ns_per_byte,
+        }
     }
 }
 
@@ -151,6 +165,52 @@ impl Bed<'_> {
         let each = |seconds: f64| seconds / copies as f64;
         let cost_s = each((both_s - compute_s).max(0.0));
         Ok((each(alone_s), each(beside_s.max(alone_s)), cost_s))
+    }
+
+    /// What it takes the host to queue one copy among operators that are small, so that compute waits for it: on a device that works
+    /// through both later. None where another thread copies.
+    fn queueing_ns(&mut self) -> Result<u64, CopyProbeError> {
+        if self.device == Device::Cpu {
+            return Ok(0);
+        }
+        let bytes = Tensor::f_zeros([QUEUED_BYTES as i64], (Kind::Uint8, self.device))?;
+        let small = Tensor::f_zeros([1], (Kind::Float, self.device))?;
+        let mut fastest_s = [f64::INFINITY; 2];
+        for _ in 0..ROUNDS {
+            for (copies, fastest_s) in [false, true].into_iter().zip(&mut fastest_s) {
+                *fastest_s = fastest_s.min(self.among_operators(&bytes, &small, copies)?);
+            }
+        }
+        let [operators_s, both_s] = fastest_s;
+        Ok((1e9 * (both_s - operators_s).max(0.0) / (2 * QUEUED) as f64) as u64)
+    }
+
+    /// Queues operators, and copies out and back among them or not. Seconds until all is done.
+    fn among_operators(&mut self, bytes: &Tensor, small: &Tensor, copies: bool) -> Result<f64, CopyProbeError> {
+        let start: *mut u8 = bytes.data_ptr().cast();
+        // Enough of them that a copy is done when it is waited for.
+        let operators = || (0..OPERATORS_BETWEEN).try_for_each(|_| small.f_relu().map(drop));
+        self.engines.settle();
+        let started = Instant::now();
+        for _ in 0..QUEUED {
+            if copies {
+                // SAFETY: the tensor lives, and nothing but these copies uses it.
+                let (kept, ticket) =
+                    unsafe { self.engine.offload(&[DeviceBytes { start, bytes: QUEUED_BYTES }], Tier::Host) }?;
+                operators()?;
+                self.engine.wait(&ticket)?;
+                // SAFETY: as above.
+                let ticket = unsafe { self.engine.prefetch(&[(&kept[0], start)]) }?;
+                operators()?;
+                self.engine.wait(&ticket)?;
+                kept.into_iter().for_each(|copy| self.engine.free(copy));
+            } else {
+                operators()?;
+                operators()?;
+            }
+        }
+        self.engines.settle();
+        Ok(started.elapsed().as_secs_f64())
     }
 
     /// Makes `copies` copies and, meanwhile, `products` products. Seconds until all is done.

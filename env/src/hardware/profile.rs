@@ -42,12 +42,14 @@ pub struct HardwareProfile {
 }
 
 impl HardwareProfile {
-    /// The files of those that need no file: their names and what they say, from the slowest machine to the fastest.
-    pub const SHIPPED: [(&str, &str); 4] = [
+    /// The files of those that need no file: their names and what they say. From the slowest machine to the fastest by their data
+    /// sheets, then what was measured.
+    pub const SHIPPED: [(&str, &str); 5] = [
         ("titan-v", include_str!("../../../configs/hardware/titan-v.toml")),
         ("a100", include_str!("../../../configs/hardware/a100.toml")),
         ("h100", include_str!("../../../configs/hardware/h100.toml")),
         ("h200", include_str!("../../../configs/hardware/h200.toml")),
+        ("h200-measured", include_str!("../../../configs/hardware/h200-measured.toml")),
     ];
 
     /// Reads and checks a profile.
@@ -115,17 +117,21 @@ mod tests {
 
     #[test]
     fn shipped_profiles_are_valid_and_in_order_of_speed() {
+        const BY_DATA_SHEETS: usize = 4;
         let profiles = HardwareProfile::SHIPPED.map(|(name, text)| {
             let profile = parse(text).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(profile.name, name);
             profile
         });
-        for pair in profiles.windows(2) {
+        for pair in profiles[..BY_DATA_SHEETS].windows(2) {
             let [slow, fast] = [&pair[0], &pair[1]].map(|profile| profile.roofline(Precision::F32).unwrap());
             assert!(slow.flops_per_s <= fast.flops_per_s && slow.memory_bytes_per_s < fast.memory_bytes_per_s);
             assert!(pair[0].link.offload_bytes_per_s <= pair[1].link.offload_bytes_per_s);
         }
         assert_eq!(profiles[0].roofline(Precision::Bf16), None, "a Titan V has no units for it");
+        let [sheet, measured] = [&profiles[3], &profiles[4]].map(|profile| profile.roofline(Precision::Bf16).unwrap());
+        let share = measured.flops_per_s / sheet.flops_per_s;
+        assert!((0.5..1.0).contains(&share), "nothing takes less than its data sheet says: {share}");
     }
 
     #[test]

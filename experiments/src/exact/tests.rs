@@ -69,6 +69,7 @@ fn for_random_problems(count: usize, mut check: impl FnMut(u64, &Problem<'_>)) {
         let least = *lineage.keep_all_bytes().last().expect("there is the iteration's end");
         let mut link = Link::symmetric(draw.pick(&[1e8, 1e9, 2e10, 2e11]), draw.pick(&[0, 300]));
         link.contention_ns_per_byte = draw.pick(&[0.0, 0.0, 0.01]);
+        link.contention_each_ns = draw.pick(&[0, 0, 30]);
         let problem = Problem {
             trace: &trace,
             lineage: &lineage,

@@ -273,7 +273,11 @@ fn what_is_kept_between_pressure_points_is_what_would_be_found_anew() {
         let draw = &mut Draw::new(seed);
         let trace = random_trace(draw, 120);
         let lineage = Lineage::between(&trace, random_edges(draw, &trace));
-        let host = Link { contention_ns_per_byte: draw.pick(&[0.0, 0.01]), ..Link::symmetric(1e10, 10) };
+        let host = Link {
+            contention_ns_per_byte: draw.pick(&[0.0, 0.01]),
+            contention_each_ns: draw.pick(&[0, 0, 30]),
+            ..Link::symmetric(1e10, 10)
+        };
         let least = *lineage.keep_all_bytes().last().unwrap();
         let over = lineage.keep_all_peak_bytes() - least;
         let tiers = SlowTiers { host_limit_bytes: draw.pick(&[u64::MAX, u64::MAX, over / 3]), ..host.into() };

@@ -446,8 +446,18 @@ impl Driver {
         self.acts && self.leader.is_some_and(|leader| self.programs[leader].is_due())
     }
 
-    /// Carries out what is due before the next operator, up to the next rerun.
+    /// Carries out what is due before the next operator, up to the next rerun. Until then whoever would compute waits for us.
     fn carry_out(&mut self) -> Result<Option<Job>, Fault> {
+        if !self.is_due() {
+            return Ok(None);
+        }
+        self.residency.engine.compute_stands(true);
+        let carried_out = self.carry_out_all();
+        self.residency.engine.compute_stands(false);
+        carried_out
+    }
+
+    fn carry_out_all(&mut self) -> Result<Option<Job>, Fault> {
         while self.acts
             && let Some(leader) = self.leader
             && let Some(instruction) = self.programs[leader].next_instruction()

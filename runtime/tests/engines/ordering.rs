@@ -260,8 +260,22 @@ impl Program {
         }
     }
 
+    /// What a plan does before an operator: nothing is computed in between.
+    fn burst(&mut self) {
+        self.engine.compute_stands(true);
+        for _ in 0..self.draw.below(20) {
+            match self.draw.below(5) {
+                0 | 1 => self.offload(),
+                2 => self.finish_offload(),
+                3 => self.prefetch(),
+                _ => self.finish_prefetch(),
+            }
+        }
+        self.engine.compute_stands(false);
+    }
+
     fn step(&mut self) {
-        match self.draw.below(10) {
+        match self.draw.below(13) {
             0 | 1 => self.offload(),
             2 | 3 => self.finish_offload(),
             4 => self.prefetch(),
@@ -272,6 +286,7 @@ impl Program {
             }
             7 => (0..STORAGES).for_each(|storage| self.check(storage)),
             8 => self.turn_round(),
+            9..12 => self.burst(),
             _ => self.scratch(),
         }
     }
@@ -442,6 +457,25 @@ fn a_steady_loop_never_makes_the_host_wait() {
     assert_eq!(device.finish(), Vec::<String>::new());
     let whole = blocks.iter().zip(0_u8..).all(|(block, index)| block.iter().all(|&byte| byte == index));
     assert!(whole, "bytes differ");
+}
+
+#[test]
+fn offloads_while_compute_stands_mark_it_once() {
+    let device = Arc::new(Simulated::new(5, usize::MAX));
+    let mut engine = StreamEngine::new(Arc::clone(&device) as _, 1 << 20).unwrap();
+    let block = [7_u8; 4096];
+    let piece = DeviceBytes { start: block.as_ptr().cast_mut(), bytes: block.len() };
+    // SAFETY: the block lives until the device has finished, and nobody writes it.
+    let offload = |engine: &mut StreamEngine| unsafe { engine.offload(&[piece], Tier::Host) }.unwrap();
+    for round in 1..4 {
+        engine.compute_stands(true);
+        let copies = [(); 5].map(|()| offload(&mut engine));
+        engine.compute_stands(false);
+        assert_eq!(device.marks(COMPUTE), 2 * round - 1, "five offloads");
+        drop((copies, offload(&mut engine)));
+        assert_eq!(device.marks(COMPUTE), 2 * round, "and one that is queued when compute may have gone on");
+    }
+    assert_eq!(device.finish(), Vec::<String>::new());
 }
 
 #[test]

@@ -74,6 +74,7 @@ struct World {
     failed: Option<&'static str>,
     kept_bytes: usize,
     synchronizations: u64,
+    marks: Vec<StreamId>,
     failing: Failing,
     sabotage: Option<Sabotage>,
     violations: Vec<String>,
@@ -99,6 +100,7 @@ impl Simulated {
             failed: None,
             kept_bytes: 0,
             synchronizations: 0,
+            marks: Vec::new(),
             failing: Failing::Never,
             sabotage: None,
             violations: Vec::new(),
@@ -131,6 +133,11 @@ impl Simulated {
     /// How often a call made the host wait.
     pub fn synchronizations(&self) -> u64 {
         self.world().synchronizations
+    }
+
+    /// How many marks a stream was given.
+    pub fn marks(&self, stream: StreamId) -> usize {
+        self.world().marks.iter().filter(|marked| **marked == stream).count()
     }
 
     /// The last call that failed.
@@ -352,6 +359,7 @@ impl Device for Simulated {
         if world.place_of(event).is_some() {
             world.violations.push(format!("event {} is moved; whoever still waits for it is lost", event.0));
         }
+        world.marks.push(stream);
         let steps = world.steps;
         if let Some(recorded_at) = world.timed.get_mut(&event.0) {
             *recorded_at = steps;

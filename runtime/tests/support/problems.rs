@@ -19,6 +19,7 @@ pub fn for_random_problems(count: u64, operators_max: u64, mut check: impl FnMut
         let (least, peak) = (*lineage.keep_all_bytes().last().unwrap(), lineage.keep_all_peak_bytes());
         let mut link = Link::symmetric(draw.pick(&[1e9, 1e10, 1e11]), draw.pick(&[0, 300]));
         link.contention_ns_per_byte = draw.pick(&[0.0, 0.01]);
+        link.contention_each_ns = draw.pick(&[0, 0, 30]);
         let budget_bytes = least + draw.below((peak - least).max(1));
         let actions = draw.pick(&SETS);
         if budget_bytes < peak {

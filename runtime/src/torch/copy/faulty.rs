@@ -112,6 +112,10 @@ impl CopyEngine for FaultyEngine {
         unsafe { self.inner.prefetch(copies) }
     }
 
+    fn compute_stands(&mut self, stands: bool) {
+        self.inner.compute_stands(stands);
+    }
+
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
         // The copy ends first: nothing is under way after an error.
         let waited = self.inner.wait(ticket);

@@ -13,6 +13,8 @@ use crate::hardware::{Link, Tier};
 const PIECE_BYTES: usize = 4 << 20;
 /// How many pieces are out before the first comes back. Together they are more than caches hold.
 const PIECES: usize = 16;
+/// What a copy takes beside its bytes.
+const LATENCY_NS: u64 = 20_000;
 /// How often all of them go there and back. The first time makes the slow tier's memory, and is not counted.
 const ROUNDS: usize = 3;
 /// Most bytes that a probe has in the slow tier.
@@ -47,7 +49,7 @@ pub(super) fn probe(engine: &mut dyn CopyEngine, tier: Tier) -> Result<Link, Cop
         }
     }
     let [offload_bytes_per_s, prefetch_bytes_per_s] = [&mut out[PIECES..], &mut back[PIECES..]].map(median_rate);
-    Ok(Link { offload_bytes_per_s, prefetch_bytes_per_s, latency_ns: 20_000, each_ns: 0, contention_ns_per_byte: 0.0 })
+    Ok(Link { offload_bytes_per_s, prefetch_bytes_per_s, ..Link::symmetric(0.0, LATENCY_NS) })
 }
 
 fn median_rate(times: &mut [Duration]) -> f64 {

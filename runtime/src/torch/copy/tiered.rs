@@ -52,6 +52,12 @@ impl CopyEngine for TieredEngine {
         Ok(Ticket::all(tickets))
     }
 
+    fn compute_stands(&mut self, stands: bool) {
+        for tier in TIERS {
+            self.of(tier).compute_stands(stands);
+        }
+    }
+
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
         // All of it is waited for, so that nothing is under way after an error.
         let [host, file] = TIERS.map(|tier| ticket.of(tier).map_or(Ok(()), |ticket| self.of(tier).wait(&ticket)));
