@@ -103,7 +103,7 @@ def judge(name, mode, device):
     known = sum(iteration["course"] not in ("reactive", "resumed") for iteration in report["latest"])
     others = [what for what, digest in (("watched", watched["digest"]), ("held", held["digest"])) if digest != alone["digest"]]
     # No runtime could make it.
-    repeats = not others or call(name, mode, device, None).get("digest") == alone["digest"]
+    repeats = not others or call(name, mode, device, None).get("digest", alone["digest"]) == alone["digest"]
     faults = [f"OTHER BITS where it is {what}" for what in others if repeats]
     if report["peak_bytes"] > budget_bytes:
         faults.append("MORE THAN ITS BUDGET")

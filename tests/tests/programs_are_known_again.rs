@@ -340,8 +340,11 @@ fn a_branch_is_known_on_a_gpu_that_is_not_there() {
         };
         let iterate = |weights: &Tensor, iteration: usize| {
             let batch = Tensor::full([512, 64], 0.01 * iteration as f64, (Kind::Float, place));
-            let loss = loss_of(weights, if BRANCHES.contains(&iteration) { batch.sigmoid().relu() } else { batch });
-            descend(weights, &loss)
+            // Gradients are left alone by the branch.
+            match BRANCHES.contains(&iteration) {
+                true => tch::no_grad(|| loss_of(weights, batch.sigmoid()).double_value(&[])),
+                false => descend(weights, &loss_of(weights, batch)),
+            }
         };
         let untouched = weights();
         let expected: Vec<f64> = (0..ITERATIONS).map(|iteration| iterate(&untouched, iteration)).collect();
@@ -360,7 +363,8 @@ fn a_branch_is_known_on_a_gpu_that_is_not_there() {
         assert_eq!(losses, expected);
         assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
         let courses: Vec<_> = report.latest.iter().map(|iteration| iteration.course).collect();
-        assert!(courses[23..].iter().all(|course| *course == Driven::Planned), "{courses:?}");
+        let is_known = |course: &Driven| matches!(course, Driven::Planned | Driven::Declined);
+        assert!(courses[23..].iter().all(is_known), "{courses:?}");
     });
 }
 

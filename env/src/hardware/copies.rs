@@ -20,9 +20,10 @@ const COPIES_MAX: usize = 32;
 const ROUND_LEAST_S: f64 = 5e-3;
 /// Rows of the square matrices that are multiplied meanwhile.
 const MATRIX: i64 = 1024;
-/// Bytes of copies that tell what queueing them takes, and how many of them go each way.
+/// Bytes of copies that tell what queueing them takes, and how many of them go each way: a device's queue holds a thousand things,
+/// operators in between among them.
 const QUEUED_BYTES: usize = 4 << 10;
-const QUEUED: usize = 200;
+const QUEUED: usize = 60;
 /// Operators between a copy and who waits for it.
 const OPERATORS_BETWEEN: usize = 4;
 
@@ -62,7 +63,7 @@ pub struct CopyRates {
 pub struct CopyTable {
     /// One row for each size, least first.
     pub rates: Vec<CopyRates>,
-    /// What it takes the host to queue a copy among operators, in nanoseconds, waiting for it on the device included.
+    /// What it takes the host to queue a copy among operators, and to have compute wait for it, in nanoseconds.
     #[serde(default)]
     pub queueing_ns: u64,
 }
@@ -167,8 +168,8 @@ impl Bed<'_> {
         Ok((each(alone_s), each(beside_s.max(alone_s)), cost_s))
     }
 
-    /// What it takes the host to queue one copy among operators that are small, so that compute waits for it: on a device that works
-    /// through both later. None where another thread copies.
+    /// What it takes the host to queue one copy among operators, on a device that works through both later. None where another thread
+    /// copies.
     fn queueing_ns(&mut self) -> Result<u64, CopyProbeError> {
         if self.device == Device::Cpu {
             return Ok(0);
@@ -185,7 +186,8 @@ impl Bed<'_> {
         Ok((1e9 * (both_s - operators_s).max(0.0) / (2 * QUEUED) as f64) as u64)
     }
 
-    /// Queues operators, and copies out and back among them or not. Seconds until all is done.
+    /// Queues operators, and copies out and back among them or not. Seconds until all is queued: a device may have other programs to
+    /// work for.
     fn among_operators(&mut self, bytes: &Tensor, small: &Tensor, copies: bool) -> Result<f64, CopyProbeError> {
         let start: *mut u8 = bytes.data_ptr().cast();
         // Enough of them that a copy is done when it is waited for.
@@ -209,7 +211,6 @@ impl Bed<'_> {
                 operators()?;
             }
         }
-        self.engines.settle();
         Ok(started.elapsed().as_secs_f64())
     }
 

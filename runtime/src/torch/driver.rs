@@ -89,6 +89,22 @@ impl Record {
     }
 }
 
+/// A driver while compute stands still.
+struct Standing<'a>(&'a mut Driver);
+
+impl<'a> Standing<'a> {
+    fn begin(driver: &'a mut Driver) -> Self {
+        driver.residency.engine.compute_stands(true);
+        Standing(driver)
+    }
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        self.0.residency.engine.compute_stands(false);
+    }
+}
+
 /// What is left of an iteration when it ends.
 pub(crate) struct Ended {
     pub(crate) report: IterationReport,
@@ -446,15 +462,13 @@ impl Driver {
         self.acts && self.leader.is_some_and(|leader| self.programs[leader].is_due())
     }
 
-    /// Carries out what is due before the next operator, up to the next rerun. Until then whoever would compute waits for us.
+    /// Carries out what is due before the next operator, up to the next rerun. Until then no other operator begins, and those that are
+    /// under way in other threads keep what they use.
     fn carry_out(&mut self) -> Result<Option<Job>, Fault> {
         if !self.is_due() {
             return Ok(None);
         }
-        self.residency.engine.compute_stands(true);
-        let carried_out = self.carry_out_all();
-        self.residency.engine.compute_stands(false);
-        carried_out
+        Standing::begin(self).0.carry_out_all()
     }
 
     fn carry_out_all(&mut self) -> Result<Option<Job>, Fault> {

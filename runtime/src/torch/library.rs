@@ -169,6 +169,16 @@ struct Shelf {
     is_tight: bool,
 }
 
+/// What an iteration that was not known turns out to be.
+enum Compared {
+    /// Nothing that has been recorded.
+    Unlike,
+    /// What has, but neither tells what its operators take.
+    Untimed,
+    /// The program of that name.
+    Program(u64),
+}
+
 /// A part of an iteration, or several.
 struct Part {
     report: IterationReport,
@@ -300,7 +310,7 @@ impl Library {
             // The first planned one makes room on the host for what it copies.
             Some((Times::Wanted(_), 1..)) => Record::Whole,
             // It may be another program after all.
-            Some(_) if (1..CALM).contains(&self.calm) && !self.lacks_times => of_unknown.without_times(),
+            Some(_) if (1..CALM).contains(&self.calm) && !self.wants_times() => of_unknown.without_times(),
             _ if self.calm < CALM => of_unknown,
             _ => Record::Nothing,
         };
@@ -315,6 +325,11 @@ impl Library {
         };
         let wanted = Wanted { act: true, strictly: false, record, is_prelude: false, expected };
         (leader.map(|(program, _)| program), wanted)
+    }
+
+    /// Whether it is not known of something what its operators take.
+    fn wants_times(&self) -> bool {
+        self.lacks_times || self.shelves.values().any(|shelf| matches!(shelf.times, Times::Wanted(_)))
     }
 
     /// Whether anything may be left away from one iteration to the next, or from one part of an iteration to the next, for its own sake:
@@ -365,6 +380,8 @@ impl Library {
         let found = match program.map(|program| (program, driver.programs[program].fit())) {
             Some((index, fit)) => {
                 self.calm += 1;
+                // What was to tell them has not come again.
+                self.lacks_times &= self.calm < CALM;
                 let rung = driver.programs[index].ladder.rung_mut();
                 rung.last_seen = self.clock;
                 let mut recorded = recorded;
@@ -392,10 +409,13 @@ impl Library {
                 let recorded = recorded.filter(|recorded| !recorded.is_empty());
                 let was_recorded = recorded.is_some();
                 let compare = |recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report);
-                let found = recorded.and_then(compare);
-                self.backoff.note(was_recorded, found.is_some());
-                // A program has the name of its first rung.
-                found.map(|serial| (serial, serial))
+                let compared = recorded.map_or(Compared::Unlike, compare);
+                self.backoff.note(was_recorded, !matches!(compared, Compared::Unlike));
+                match compared {
+                    // A program has the name of its first rung.
+                    Compared::Program(serial) => Some((serial, serial)),
+                    Compared::Untimed | Compared::Unlike => None,
+                }
             }
         };
         self.programs.push(found.map(|(program, _)| program));
@@ -539,14 +559,13 @@ impl Library {
         driver.forget_programs();
         self.shelves.clear();
         self.recorded.clear();
-        self.predecessor_recorded = false;
+        (self.predecessor_recorded, self.lacks_times) = (false, false);
         (self.programs, self.rungs) = Default::default();
         self.absence = Absence::default();
         self.calm = 0;
     }
 
-    /// Compares an iteration that was not known with those recorded before. Returns the program that it makes with one
-    /// of them.
+    /// Compares an iteration that was not known with those recorded before: it may make a program with one of them.
     fn compare(
         &mut self,
         driver: &mut Driver,
@@ -554,20 +573,26 @@ impl Library {
         predecessor_recorded: bool,
         budget_bytes: u64,
         report: &mut Report,
-    ) -> Option<u64> {
+    ) -> Compared {
         driver.remember(&recorded);
         let place = |is_alike: &dyn Fn(&RecordedIteration) -> bool| self.recorded.iter().rposition(is_alike);
         let same = place(&|other| other.same_steps(&recorded).is_ok());
         let Some(alike) = same.or_else(|| place(&|other| other.same_but_for_sizes(&recorded))) else {
             let before = self.recorded.back().filter(|_| predecessor_recorded);
             self.division.doubt(before.is_some_and(|before| before.trains_like(&recorded)));
-            if self.recorded.len() == WAITING_MAX {
-                self.recorded.pop_front();
-            }
-            self.recorded.push_back(recorded);
-            self.predecessor_recorded = true;
-            return None;
+            self.await_alike(recorded);
+            return Compared::Unlike;
         };
+        // Those at other sizes say nothing of what its operators take.
+        if !recorded.is_timed && !same.is_some_and(|same| self.recorded[same].is_timed) {
+            // The later one stands for both.
+            if let Some(same) = same {
+                self.recorded.remove(same);
+            }
+            self.lacks_times = true;
+            self.await_alike(recorded);
+            return Compared::Untimed;
+        }
         // Where another program came before, its names for storages say nothing.
         if !(predecessor_recorded && alike == self.recorded.len() - 1) {
             recorded.forget_predecessor();
@@ -576,13 +601,9 @@ impl Library {
         recorded.share_unused(&mut other);
         let both = [&other, &recorded];
         let of_one_size = if same.is_some() { &both[..] } else { &both[1..] };
-        self.lacks_times = !of_one_size.iter().any(|iteration| iteration.is_timed);
-        if self.lacks_times {
-            self.recorded.push_back(recorded);
-            self.predecessor_recorded = true;
-            return None;
-        }
-        let trace = trace_of_alike(of_one_size, &HashMap::new(), ["training loop", "", "cpu"]).ok()?;
+        let traced = trace_of_alike(of_one_size, &HashMap::new(), ["training loop", "", "cpu"]);
+        let Ok(trace) = traced else { return Compared::Unlike };
+        self.lacks_times = false;
         let is_marked = of_one_size.iter().any(|iteration| iteration.is_marked);
         let times = if is_marked { Times::Wanted(Reason::Early) } else { Times::Known };
         let rung = self.plan_for(Known::of(trace), None, times, budget_bytes, report);
@@ -596,7 +617,16 @@ impl Library {
             driver.programs[program].ladder.recall(other.sizes());
             self.refine(driver, program, (Some(&other), Served::Otherwise), budget_bytes, report);
         }
-        Some(serial)
+        Compared::Program(serial)
+    }
+
+    /// Keeps an iteration for the next one that is like it.
+    fn await_alike(&mut self, recorded: RecordedIteration) {
+        if self.recorded.len() == WAITING_MAX {
+            self.recorded.pop_front();
+        }
+        self.recorded.push_back(recorded);
+        self.predecessor_recorded = true;
     }
 
     /// A program was at other sizes than those that it has been planned for, perhaps, and it is planned for these where that pays.

@@ -111,22 +111,24 @@ pub trait Device: Send + Sync {
 /// A mark that is never moved once recorded, and let go of with its last user.
 pub(super) struct RecordedEvent {
     pub(super) id: EventId,
+    /// Where it is recorded.
+    pub(super) stream: StreamId,
     device: Arc<dyn Device>,
 }
 
 impl RecordedEvent {
     /// A mark yet to be recorded, once.
-    pub(super) fn create(device: &Arc<dyn Device>) -> Result<Arc<Self>, DeviceCallError> {
-        Ok(Self::of(device.create_event()?, device))
+    pub(super) fn create(device: &Arc<dyn Device>, stream: StreamId) -> Result<Arc<Self>, DeviceCallError> {
+        Ok(Self::of(device.create_event()?, device, stream))
     }
 
     /// The same, which will tell when it was reached.
-    pub(super) fn create_timed(device: &Arc<dyn Device>) -> Result<Arc<Self>, DeviceCallError> {
-        Ok(Self::of(device.create_timed_event()?, device))
+    pub(super) fn create_timed(device: &Arc<dyn Device>, stream: StreamId) -> Result<Arc<Self>, DeviceCallError> {
+        Ok(Self::of(device.create_timed_event()?, device, stream))
     }
 
-    fn of(id: EventId, device: &Arc<dyn Device>) -> Arc<Self> {
-        Arc::new(RecordedEvent { id, device: Arc::clone(device) })
+    fn of(id: EventId, device: &Arc<dyn Device>, stream: StreamId) -> Arc<Self> {
+        Arc::new(RecordedEvent { id, stream, device: Arc::clone(device) })
     }
 }
 

@@ -187,8 +187,8 @@ pub trait CopyEngine: Send {
     /// Whatever is asked of the device from now on comes after the copy.
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError>;
 
-    /// Whether compute stands still: from a call with true to the next with false nobody gives it anything but waits, so that what is
-    /// offloaded meanwhile need wait for it only once.
+    /// Whether compute stands still: from a call with true to the next with false nothing is computed that has to do with what is
+    /// offloaded, and only this engine makes compute wait for anything, so that offloads need wait for compute only once.
     fn compute_stands(&mut self, _stands: bool) {}
 
     /// Copies back at once, by other means than the workers where there are any: the way to save bytes when

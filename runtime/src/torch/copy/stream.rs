@@ -95,16 +95,16 @@ impl Driver {
 
     /// A mark behind all that is queued in `stream`.
     fn mark(&self, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
-        self.put(RecordedEvent::create(&self.device)?, stream)
+        self.put(RecordedEvent::create(&self.device, stream)?)
     }
 
     /// The same, which tells when it was reached.
     fn timed_mark(&self, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
-        self.put(RecordedEvent::create_timed(&self.device)?, stream)
+        self.put(RecordedEvent::create_timed(&self.device, stream)?)
     }
 
-    fn put(&self, event: Arc<RecordedEvent>, stream: StreamId) -> Result<Arc<RecordedEvent>, DeviceCallError> {
-        self.device.record_event(event.id, stream)?;
+    fn put(&self, event: Arc<RecordedEvent>) -> Result<Arc<RecordedEvent>, DeviceCallError> {
+        self.device.record_event(event.id, event.stream)?;
         Ok(event)
     }
 
@@ -139,7 +139,7 @@ impl Driver {
         stream: StreamId,
         copies: impl IntoIterator<Item = Result<(), DeviceCallError>>,
     ) -> Result<Arc<RecordedEvent>, CopyError> {
-        let event = RecordedEvent::create(&self.device)?;
+        let event = RecordedEvent::create(&self.device, stream)?;
         let queued = copies.into_iter().collect::<Result<(), _>>();
         if let Err(error) = queued.and_then(|()| self.device.record_event(event.id, stream)) {
             // If that fails as well the device is lost, and the first error is the one to tell.
@@ -243,8 +243,8 @@ impl StreamEngine {
         if device.is_complete(event.id) == Ok(true) {
             return Ok(());
         }
-        // What is offloaded next may be what this has brought back.
-        self.is_behind = false;
+        // What is offloaded next may be what a prefetch has brought back; behind offloads it is anyway.
+        self.is_behind &= event.stream == self.out;
         let waits = device.compute_stream().and_then(|compute| device.stream_wait_event(compute, event.id));
         waits.or_else(|_| self.driver.reach(event)).map_err(CopyError::from)
     }
