@@ -19,10 +19,16 @@ namespace stand_in {
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
+// What copies one way, one after the other.
+struct Engine {
+  Time done;
+};
+
 // When all that was asked for is done is known as soon as it is asked for: nothing waits for what is not yet on its way.
 struct Stream {
   Time done;
   bool blocking = true;
+  Engine* last = nullptr;  // what did its last work, unless that was a kernel
 };
 
 struct Event {
@@ -72,11 +78,6 @@ struct Pace {
   }
 };
 
-// What copies one way, one after the other.
-struct Engine {
-  Time done;
-};
-
 struct Device {
   std::mutex mutex;
   Pace pace{numbers_in(std::getenv("STAND_IN_MACHINE"))};
@@ -105,6 +106,7 @@ void take(Stream& stream, double ns, double from_now_ns = 0, Engine* engine = nu
     if (stream.blocking && other->blocking && (&stream == &first || other == &first)) begin = std::max(begin, other->done);
   if (engine) begin = std::max(begin, engine->done);
   stream.done = begin + as_time(ns);
+  stream.last = engine;
   if (engine) engine->done = stream.done;
 }
 
@@ -184,10 +186,12 @@ void wait_for(Stream* stream, const Event* event) {
 
 Event* make_event() { return new Event(); }
 
+// A mark behind a copy is reached by what made that, behind all that it was asked for meanwhile: as an H200 did it.
 void record(Event* event, Stream* stream) {
   Guard guard(device().mutex);
-  take(stream_at(stream), 0);
-  event->reached = stream_at(stream).done;
+  Stream& marked = stream_at(stream);
+  take(marked, 0, 0, marked.last);
+  event->reached = marked.done;
 }
 
 bool is_reached(const Event* event) {

@@ -56,7 +56,7 @@ const WAITING_MAX: usize = 64;
 /// Iterations of a program that may go otherwise than planned, or be disturbed, before it is left with the times that it has.
 const TRIES: u32 = 8;
 /// What marks on a device may cost an operator; an iteration that they seem to cost more was disturbed by something else. They cost
-/// 3 to 9 µs on a host that an H200 waits for.
+/// 3 to 14 µs on a host that an H200 waits for.
 const MARKS_NS: u64 = 30_000;
 
 /// Who decides.
