@@ -7,6 +7,9 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use plimsoll_env::device::DeviceName;
+use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
+use plimsoll_runtime::torch::Session;
+use tch::Device;
 
 use crate::python::torch_packages;
 
@@ -30,6 +33,13 @@ pub fn before_late_device(name: &str, folder: &str, seed: u64, test: impl FnOnce
     println!("{said}");
     let complaints = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("1 passed"), "{said}{complaints}");
+}
+
+/// Opens a device: where tensors go, what counts its bytes, and what copies them.
+pub fn open(name: DeviceName) -> (Device, Session, Engines) {
+    let device = name.open().expect("the device is there");
+    let session = Session::install_on(device).expect("the first session");
+    (device, session, Engines::open(name, PAGE_LOCKED_LIMIT_BYTES).expect("the device copies"))
 }
 
 /// The libraries.

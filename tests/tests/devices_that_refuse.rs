@@ -1,11 +1,11 @@
 //! What a CUDA device refuses is no other bits and no lost loop: one that is not there, see `tests/stand_in/`.
 
-use plimsoll_env::device::{DeviceName, cuda_devices};
-use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
+use plimsoll_env::device::cuda_devices;
+use plimsoll_env::engines::Engines;
 use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::torch::{Budget, Runtime, Session};
 use plimsoll_tests::fast_link;
-use plimsoll_tests::stand_in::before_late_device;
+use plimsoll_tests::stand_in::{before_late_device, open};
 use tch::{Device, Kind, TchError, Tensor};
 
 const FOLDER: &str = env!("CARGO_TARGET_TMPDIR");
@@ -146,9 +146,4 @@ fn what_was_swapped_comes_back_at_others_expense() {
             assert_eq!(ended, Ok(()), "left {percent} %");
         }
     });
-}
-
-fn open(name: DeviceName) -> (Device, Session, Engines) {
-    let device = name.open().unwrap();
-    (device, Session::install_on(device).unwrap(), Engines::open(name, PAGE_LOCKED_LIMIT_BYTES).unwrap())
 }

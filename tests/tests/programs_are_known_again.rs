@@ -1,14 +1,13 @@
 //! Programs whose shapes change from iteration to iteration end with a plan for each shape, taken from the cache; the
 //! budget is held throughout, and so is every bit. Where the data stands does not matter.
 
-use plimsoll_env::engines::Engines;
 use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::torch::report::Course as Driven;
 use plimsoll_runtime::torch::{Budget, IterationReport, Report, Runtime, Session};
 use plimsoll_runtime::{ActionSet, Link, Planner};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
-use plimsoll_tests::stand_in::before_late_device;
+use plimsoll_tests::stand_in::{before_late_device, open};
 use plimsoll_tests::{Stage, fast_link, one_at_a_time, session};
 use tch::{Device, Kind, Tensor};
 
@@ -26,8 +25,13 @@ fn run(courses: &[Course], share: f64) -> Vec<IterationReport> {
 
 /// Eight layers of `width` inputs and outputs, the same every time.
 fn layers(width: i64) -> Tensor {
+    layers_on(Device::Cpu, width)
+}
+
+/// The same on a device.
+fn layers_on(device: Device, width: i64) -> Tensor {
     tch::manual_seed(3);
-    (Tensor::randn([8, width, width], (Kind::Float, Device::Cpu)) * 0.1).set_requires_grad(true)
+    (Tensor::randn([8, width, width], (Kind::Float, device)) * 0.1).set_requires_grad(true)
 }
 
 /// What all layers make of a batch, as a loss.
@@ -74,11 +78,23 @@ fn train_any<M>(
     iterate: impl Fn(&M, i64) -> f64,
     iterations: i64,
 ) -> Report {
-    session();
+    train_by(runtime, session(), is_marked, make, room_bytes, iterate, iterations)
+}
+
+/// The same by any runtime, on the device of that session.
+fn train_by<M>(
+    runtime: impl FnOnce(u64) -> Runtime,
+    session: Session,
+    is_marked: bool,
+    make: impl Fn() -> M,
+    room_bytes: u64,
+    iterate: impl Fn(&M, i64) -> f64,
+    iterations: i64,
+) -> Report {
     let untouched = make();
     let expected: Vec<f64> = (0..iterations).map(|iteration| iterate(&untouched, iteration)).collect();
     let weights = make();
-    let mut runtime = runtime(session().live_bytes() + room_bytes);
+    let mut runtime = runtime(session.live_bytes() + room_bytes);
     let losses: Vec<f64> = if is_marked {
         let step = |iteration| {
             let _iteration = runtime.iteration();
@@ -326,42 +342,23 @@ fn a_branch_is_survived_within_the_budget_and_known_once_it_comes_again() {
 /// when nobody expects it, is known all the same.
 #[test]
 fn a_branch_is_known_on_a_gpu_that_is_not_there() {
-    const ITERATIONS: usize = 36;
-    const BRANCHES: [usize; 6] = [9, 13, 18, 23, 29, 33];
+    const BRANCHES: [i64; 6] = [9, 13, 18, 23, 29, 33];
     let name = "a_branch_is_known_on_a_gpu_that_is_not_there";
-    before_late_device(name, env!("CARGO_TARGET_TMPDIR"), 8, |device| {
-        let link = fast_link();
-        let engines = Engines::open(device, 1 << 30).unwrap();
-        let place = device.open().unwrap();
-        let session = Session::install_on(place).unwrap();
-        let weights = || {
-            tch::manual_seed(3);
-            (Tensor::randn([8, 64, 64], (Kind::Float, place)) * 0.1).set_requires_grad(true)
+    before_late_device(name, env!("CARGO_TARGET_TMPDIR"), 8, |name| {
+        let (device, session, engines) = open(name);
+        let runtime = |budget_bytes| {
+            let builder = Runtime::builder().device(device).budget(Budget::bytes(budget_bytes));
+            builder.engine(engines.engine(None).unwrap()).link(fast_link()).build().unwrap()
         };
-        let iterate = |weights: &Tensor, iteration: usize| {
-            let batch = Tensor::full([512, 64], 0.01 * iteration as f64, (Kind::Float, place));
+        let iterate = |weights: &Tensor, iteration| {
+            let batch = Tensor::full([512, 64], 0.01 * iteration as f64, (Kind::Float, device));
             // Gradients are left alone by the branch.
             match BRANCHES.contains(&iteration) {
                 true => tch::no_grad(|| loss_of(weights, batch.sigmoid()).double_value(&[])),
                 false => descend(weights, &loss_of(weights, batch)),
             }
         };
-        let untouched = weights();
-        let expected: Vec<f64> = (0..ITERATIONS).map(|iteration| iterate(&untouched, iteration)).collect();
-        drop(untouched);
-        let weights = weights();
-        let builder = Runtime::builder().budget(Budget::bytes(session.live_bytes() + (1 << 20))).device(place);
-        let mut runtime = builder.engine(engines.engine(None).unwrap()).link(link).build().unwrap();
-        let losses: Vec<f64> = (0..ITERATIONS)
-            .map(|iteration| {
-                let _iteration = runtime.iteration();
-                iterate(&weights, iteration)
-            })
-            .collect();
-        let report = runtime.report();
-        println!("{report}");
-        assert_eq!(losses, expected);
-        assert!(report.peak_bytes <= report.budget_bytes && report.over_budget_bytes == 0);
+        let report = train_by(runtime, session, true, || layers_on(device, 64), 1 << 20, iterate, 36);
         let courses: Vec<_> = report.latest.iter().map(|iteration| iteration.course).collect();
         let is_known = |course: &Driven| matches!(course, Driven::Planned | Driven::Declined);
         assert!(courses[23..].iter().all(is_known), "{courses:?}");

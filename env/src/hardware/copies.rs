@@ -64,7 +64,6 @@ pub struct CopyTable {
     /// One row for each size, least first.
     pub rates: Vec<CopyRates>,
     /// What it takes the host to queue a copy among operators, and to have compute wait for it, in nanoseconds.
-    #[serde(default)]
     pub queueing_ns: u64,
 }
 

@@ -465,9 +465,6 @@ impl Driver {
     /// Carries out what is due before the next operator, up to the next rerun. Until then no other operator begins, and those that are
     /// under way in other threads keep what they use.
     fn carry_out(&mut self) -> Result<Option<Job>, Fault> {
-        if !self.is_due() {
-            return Ok(None);
-        }
         Standing::begin(self).0.carry_out_all()
     }
 

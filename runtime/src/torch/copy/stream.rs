@@ -117,16 +117,19 @@ impl Driver {
     /// What is queued in `stream` from now on comes after `copy`. One that is done needs no waiting for.
     fn after(&self, stream: StreamId, copy: Option<&Done>) -> Result<(), DeviceCallError> {
         match copy.map(event_of) {
-            Some(event) if self.device.is_complete(event.id) != Ok(true) => {
-                self.device.stream_wait_event(stream, event.id)
-            }
+            Some(event) if !self.is_reached(event) => self.device.stream_wait_event(stream, event.id),
             _ => Ok(()),
         }
     }
 
+    /// Whether it is known that `event` has been reached.
+    fn is_reached(&self, event: &RecordedEvent) -> bool {
+        self.device.is_complete(event.id) == Ok(true)
+    }
+
     /// Blocks until `event` has been reached, if it has not.
     fn reach(&self, event: &RecordedEvent) -> Result<(), DeviceCallError> {
-        if self.device.is_complete(event.id) == Ok(true) {
+        if self.is_reached(event) {
             return Ok(());
         }
         self.hold_up_host(|| self.device.synchronize_event(event.id))
@@ -240,7 +243,7 @@ impl StreamEngine {
     /// Makes the compute stream wait for `event` unless it has been reached, or the host if that cannot.
     fn wait_for(&mut self, event: &RecordedEvent) -> Result<(), CopyError> {
         let device = &self.driver.device;
-        if device.is_complete(event.id) == Ok(true) {
+        if self.driver.is_reached(event) {
             return Ok(());
         }
         // What is offloaded next may be what a prefetch has brought back; behind offloads it is anyway.
