@@ -135,6 +135,9 @@ pub struct MachineRange {
     pub link: [Link; 2],
     /// Least and greatest compute time that a copied byte costs, in nanoseconds, drawn uniformly.
     pub contention_ns_per_byte: [f64; 2],
+    /// Least and greatest compute time that a copied storage costs beside its bytes, in nanoseconds, drawn uniformly.
+    #[serde(default)]
+    pub contention_each_ns: [u64; 2],
 }
 
 /// The points at which policies are compared.
@@ -357,11 +360,16 @@ impl Randomisation {
         require(key("machines"), !self.machines.is_empty(), "must hold at least one machine")?;
         for (name, machine) in &self.machines {
             let key = |of: &'static str| move || format!("randomisation.machines.{name}.{of}");
-            let MachineRange { link: [slowest, fastest], contention_ns_per_byte: [lightest, heaviest] } = machine;
+            let MachineRange {
+                link: [slowest, fastest],
+                contention_ns_per_byte: [lightest, heaviest],
+                contention_each_ns: [least_each, most_each],
+            } = machine;
             require(key("link"), slowest <= fastest, "must be two links, the slower first")?;
             let contention = 0.0 <= *lightest && lightest <= heaviest && heaviest.is_finite();
             let rule = "must be two times of at least 0, the lesser first";
             require(key("contention_ns_per_byte"), contention, rule)?;
+            require(key("contention_each_ns"), least_each <= most_each, rule)?;
         }
         Ok(())
     }

@@ -41,6 +41,8 @@ pub struct Domain {
     pub latency_ns: u64,
     /// Least and greatest compute time that a copied byte costs, drawn uniformly.
     pub contention_ns_per_byte: [f64; 2],
+    /// Least and greatest compute time that a copied storage costs beside its bytes, drawn uniformly.
+    pub contention_each_ns: [u64; 2],
     /// Evictions that may be used.
     pub actions: ActionSet,
     /// The share of instances in which nothing may be swapped.
@@ -85,8 +87,11 @@ impl Domain {
         let log_rate = between(self.link_bytes_per_s.map(f64::ln), random.random());
         let budget_bytes = (share * lineage.keep_all_peak_bytes() as f64) as u64;
         let contention_ns_per_byte = between(self.contention_ns_per_byte, random.random());
-        let link = Link { contention_ns_per_byte, ..Link::symmetric(log_rate.exp(), self.latency_ns) };
         let swap = self.actions.swap && (self.recompute_only <= 0.0 || random.random::<f64>() >= self.recompute_only);
+        let [least_each_ns, most_each_ns] = self.contention_each_ns;
+        let contention_each_ns = random.random_range(least_each_ns..=most_each_ns);
+        let link =
+            Link { contention_ns_per_byte, contention_each_ns, ..Link::symmetric(log_rate.exp(), self.latency_ns) };
         let actions = ActionSet { swap, ..self.actions };
         Instance { trace, lineage, link, budget_bytes, actions }
     }

@@ -207,6 +207,7 @@ pub fn domain(traces: Vec<Arc<Trace>>, steps_max: usize) -> Domain {
         cost_noise: 0.1,
         latency_ns: 20_000,
         contention_ns_per_byte: [0.0, 0.4],
+        contention_each_ns: [0, 0],
         actions: ActionSet::ALL,
         recompute_only: 0.0,
         steps_max,

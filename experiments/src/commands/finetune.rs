@@ -208,6 +208,7 @@ fn open(config: &FamilyConfig, arguments: &Arguments, link: Link) -> anyhow::Res
             cost_noise: 0.0,
             latency_ns: LATENCY_NS,
             contention_ns_per_byte: [link.contention_ns_per_byte; 2],
+            contention_each_ns: [link.contention_each_ns; 2],
             actions: config.evaluation.actions,
             recompute_only: 0.0,
             steps_max: STEPS_MAX,

@@ -417,7 +417,7 @@ fn machines(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<Vec<
             let machine = find(name)?;
             let range = match (known.get(name), &machine) {
                 (Some(range), _) => range.clone(),
-                (None, Machine::Profiled(profile)) => around(profile.link.offload_bytes_per_s, &profile.name)?,
+                (None, Machine::Profiled(profile)) => around(&profile.link, &profile.name)?,
                 (None, Machine::AsRecorded) => bail!("--hardware {name}: the configuration has no links for it"),
             };
             vec![(machine, range)]
@@ -429,13 +429,17 @@ fn machines(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<Vec<
     Ok(machines)
 }
 
-/// Links around that of a profile, without contention.
-fn around(bytes_per_s: f64, name: &str) -> anyhow::Result<MachineRange> {
-    let link = |factor: f64| {
-        let link = Bandwidth::from_bytes_per_second(bytes_per_s * factor);
-        link.with_context(|| format!("the link of {name} is out of range"))
+/// Links around that of a profile, whose copies cost compute nothing to so much more than that profile says.
+fn around(link: &Link, name: &str) -> anyhow::Result<MachineRange> {
+    let rate = |factor: f64| {
+        let rate = Bandwidth::from_bytes_per_second(link.offload_bytes_per_s * factor);
+        rate.with_context(|| format!("the link of {name} is out of range"))
     };
-    Ok(MachineRange { link: [link(1.0 / LINK_SPREAD)?, link(LINK_SPREAD)?], contention_ns_per_byte: [0.0; 2] })
+    Ok(MachineRange {
+        link: [rate(1.0 / LINK_SPREAD)?, rate(LINK_SPREAD)?],
+        contention_ns_per_byte: [0.0, LINK_SPREAD * link.contention_ns_per_byte],
+        contention_each_ns: [0, (LINK_SPREAD * link.contention_each_ns as f64) as u64],
+    })
 }
 
 /// What episodes are drawn from: one domain per machine.
@@ -470,6 +474,7 @@ fn domain(config: &FamilyConfig, machine: &Machine, range: &MachineRange, traces
         cost_noise: randomisation.cost_noise,
         latency_ns: machine.latency_ns(),
         contention_ns_per_byte: range.contention_ns_per_byte,
+        contention_each_ns: range.contention_each_ns,
         actions: config.evaluation.actions,
         recompute_only: randomisation.recompute_only,
         steps_max: STEPS_MAX,
