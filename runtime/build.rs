@@ -22,6 +22,7 @@ fn main() {
         "entries",
         "operators",
         "recipe",
+        "streams",
         "audit",
         "call",
         "unboxed",

@@ -171,9 +171,9 @@ class Count(TorchDispatchMode):
 class Model(nn.Module):
     """Convolutions and batch-norm before a transformer with dropout and noise."""
 
-    def __init__(self, in_python, between):
+    def __init__(self, in_python, between, beside):
         super().__init__()
-        self.in_python, self.between = in_python, between
+        self.in_python, self.between, self.beside = in_python, between, beside
         self.tokens = nn.Embedding(SYMBOLS, WIDTH)
         self.smooth = nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True))
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
@@ -183,12 +183,31 @@ class Model(nn.Module):
     def forward(self, symbols):
         hidden = self.tokens(symbols)
         hidden = hidden + self.smooth(hidden.transpose(1, 2)).transpose(1, 2)
-        for layer in self.layers.layers:
-            hidden = hidden * (1 + 0.1 * torch.randn_like(hidden))
-            hidden = hidden + Clamp.apply(self.run_in_python(layer, hidden) if self.in_python else layer(hidden))
-            if self.between:
-                hidden = self.between.apply(hidden)
+        if self.beside:
+            hidden = self.run_beside(hidden)
+        else:
+            for layer in self.layers.layers:
+                hidden = self.run_layer(layer, hidden)
         return self.head(hidden)
+
+    def run_layer(self, layer, hidden):
+        hidden = hidden * (1 + 0.1 * torch.randn_like(hidden))
+        hidden = hidden + Clamp.apply(self.run_in_python(layer, hidden) if self.in_python else layer(hidden))
+        return self.between.apply(hidden) if self.between else hidden
+
+    def run_beside(self, hidden):
+        """All layers, for half of the batch in a stream of its own, and so their backward passes: neither waits for the other."""
+        here = torch.cuda.current_stream()
+        self.beside.wait_stream(here)
+        first, second = hidden.chunk(2)
+        first.record_stream(self.beside)
+        for layer in self.layers.layers:
+            with torch.cuda.stream(self.beside):
+                first = self.run_layer(layer, first)
+            second = self.run_layer(layer, second)
+        here.wait_stream(self.beside)
+        first.record_stream(here)
+        return torch.cat([first, second])
 
     @staticmethod
     def run_in_python(layer, hidden):
@@ -201,12 +220,12 @@ class Model(nn.Module):
         return checkpoint(layer, hidden, use_reentrant=False, context_fn=keep_products)
 
 
-def share_work(model, how):
+def share_work(model, how, device):
     """The model of this process among those that share its work."""
     torch.distributed.init_process_group("gloo")
     if how == "replicated":
         return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    mesh = torch.distributed.device_mesh.init_device_mesh(device, (torch.distributed.get_world_size(),))
     for layer in model.layers.layers:
         if how == "sharded":
             torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
@@ -318,6 +337,7 @@ def main():
     parser.add_argument("--saves", action="store_true")
     parser.add_argument("--in-python", action="store_true")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--streams", action="store_true")
     parser.add_argument("--past-dispatcher", choices=["graphs", "addresses", "functions"])
     parser.add_argument("--shared", choices=["replicated", "sharded", "split"])
     asked = parser.parse_args()
@@ -331,12 +351,12 @@ def main():
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
     between = {None: None, "graphs": DropOut, "addresses": ByAddress, "functions": Branch}[asked.past_dispatcher]
-    model = Model(asked.in_python, between).to(asked.device)
+    model = Model(asked.in_python, between, torch.cuda.Stream() if asked.streams else None).to(asked.device)
     if asked.compiled:
         # Of sizes that are symbols to the compiler.
         model.layers.layers = nn.ModuleList(torch.compile(layer, dynamic=True) for layer in model.layers.layers)
     if asked.shared:
-        model = share_work(model, asked.shared)
+        model = share_work(model, asked.shared, asked.device)
     optimizer = Hooked(model.parameters()) if asked.hooked else torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     before_backward = (lambda: fork(runtime, asked.device)) if asked.forks else lambda: None

@@ -28,6 +28,8 @@ Stream* make_stream(bool blocking);
 void destroy(Stream* stream);
 // Whether all that it was asked for is done.
 bool is_done(Stream* stream);
+// Has it do all that it was asked for, which is nobody's wait.
+void catch_up(Stream* stream);
 // Returns when all is done that it was asked for.
 void finish(Stream* stream);
 void finish_all();
@@ -38,7 +40,7 @@ void record(Event* event, Stream* stream);
 // Whether its mark was reached. Meanwhile some stream goes on.
 bool is_reached(const Event* event);
 void reach(const Event* event);
-// From one mark to another, in ms; negative where one was not reached.
+// From one mark to another, in ms; negative where the other was reached first, no number where one was not.
 float between_ms(const Event* from, const Event* to);
 
 // Bytes of the device; null where it has no more.

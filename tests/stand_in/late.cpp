@@ -1,9 +1,11 @@
 // Streams that do what they were asked to as late as their order allows, or at once, by a draw. Whoever relies on more than
 // that order reads bytes that are not there yet, or no more.
 #include "device.h"
+#include "order.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -135,12 +137,13 @@ Stream* make_stream(bool blocking) {
   auto* stream = new Stream();
   stream->blocking = blocking;
   streams().all.push_back(stream);
+  order::adds(stream, blocking);
   return stream;
 }
 
 void destroy(Stream* stream) {
+  finish(stream);
   Guard guard(streams().mutex);
-  come_to_end(stream_at(stream));
   // Kept, for the events that stand in it.
   auto& all = streams().all;
   all.erase(std::find(all.begin(), all.end(), stream));
@@ -150,24 +153,34 @@ bool is_done(Stream* stream) {
   Guard guard(streams().mutex);
   let_time_pass();
   Stream& asked = stream_at(stream);
-  return asked.done == asked.asked;
+  if (asked.done != asked.asked) return false;
+  order::is_known(stream);
+  return true;
+}
+
+void catch_up(Stream* stream) {
+  Guard guard(streams().mutex);
+  come_to_end(stream_at(stream));
 }
 
 void finish(Stream* stream) {
-  Guard guard(streams().mutex);
-  come_to_end(stream_at(stream));
+  catch_up(stream);
+  order::is_known(stream);
 }
 
 void finish_all() {
   Guard guard(streams().mutex);
   for (Stream* stream : streams().all) come_to_end(*stream);
+  order::all_is_known();
 }
 
 void wait_for(Stream* stream, const Event* event) {
   Guard guard(streams().mutex);
   Stream& waiting = stream_at(stream);
   bool forgotten = streams().forgets_waits == (&waiting == &streams().first ? 1 : 2);
-  if (forgotten || !event->stream || event->stream->done >= event->number) return;
+  if (forgotten || !event->stream) return;
+  order::waits(stream, event);
+  if (event->stream->done >= event->number) return;
   waiting.tasks.push_back({++waiting.asked, {}, event->stream, event->number});
 }
 
@@ -177,24 +190,28 @@ void record(Event* event, Stream* stream) {
   Guard guard(streams().mutex);
   event->stream = &stream_at(stream);
   event->number = event->stream->asked + 1;
+  order::marks(event, stream);
   ask(*event->stream, [event] { event->reached = std::chrono::steady_clock::now(); }, false);
 }
 
 bool is_reached(const Event* event) {
   Guard guard(streams().mutex);
   let_time_pass();
-  return !event->stream || event->stream->done >= event->number;
+  if (event->stream && event->stream->done < event->number) return false;
+  order::is_known(event);
+  return true;
 }
 
 void reach(const Event* event) {
   Guard guard(streams().mutex);
   if (event->stream) come_to(*event->stream, event->number);
+  order::is_known(event);
 }
 
 float between_ms(const Event* from, const Event* to) {
   Guard guard(streams().mutex);
   for (const Event* event : {from, to})
-    if (!event->stream || event->stream->done < event->number) return -1;
+    if (!event->stream || event->stream->done < event->number) return NAN;
   return std::chrono::duration<float, std::milli>(to->reached - from->reached).count();
 }
 
@@ -202,17 +219,20 @@ void copy(void* to, const void* from, size_t bytes, Stream* stream) {
   Guard guard(streams().mutex);
   for (const void* end : {static_cast<const void*>(to), from}) check_inside(end, bytes);
   Stream& asked = stream_at(stream);
+  if (is_reachable(from)) order::touches(stream, from, bytes, false, "a copy from there");
+  if (is_reachable(to)) order::touches(stream, to, bytes, true, "a copy to there");
   if (!is_reachable(from)) {
     ask_for_copy(asked, put(to, from, bytes));
   } else {
     ask_for_copy(asked, [to, from, bytes] { std::memmove(to, from, bytes); });
   }
-  if (!is_reachable(to)) come_to_end(asked);
+  if (!is_reachable(to)) finish(stream);
 }
 
 void fill(void* start, int value, size_t bytes, Stream* stream) {
   Guard guard(streams().mutex);
   check_inside(start, bytes);
+  order::touches(stream, start, bytes, true, "bytes set");
   ask_for_copy(stream_at(stream), [start, value, bytes] { std::memset(start, value, bytes); });
 }
 

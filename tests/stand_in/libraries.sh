@@ -34,7 +34,7 @@ library() {
 for form in late paced; do
     mkdir -p "$out/$form"
     library $form/libcudart.so.13 libcudart.so.13 '@libcudart.so.13$|^cu[A-Z]' \
-        "$out/device.o" "$out/$form.o" "$out/runtime.o" "$out/driver.o"
+        "$out/device.o" "$out/order.o" "$out/$form.o" "$out/runtime.o" "$out/driver.o"
 done
 for name in libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcusparse.so.12 libcurand.so.10 libcufile.so.0; do
     library "$name" "$name" "@$name\$"

@@ -1,6 +1,7 @@
 #include "processor.h"
 
 #include "device.h"
+#include "order.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -65,12 +66,25 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
     change_tensors((*stack)[index], [&](const at::Tensor& tensor) { return twins.back(tensor); });
 }
 
-void finish_current_stream() { finish(current_stream()); }
+void finish_current_stream() { catch_up(current_stream()); }
+
+namespace {
+
+// From the first byte of a tensor to the last.
+void touch(const at::Tensor& tensor, bool writes, const char* what) {
+  if (tensor.numel() == 0) return;
+  int64_t last = 0;
+  for (int64_t dimension = 0; dimension < tensor.dim(); ++dimension) last += (tensor.size(dimension) - 1) * tensor.stride(dimension);
+  order::touches(current_stream(), tensor.const_data_ptr(), static_cast<size_t>(last + 1) * tensor.itemsize(), writes, what);
+}
+
+}  // namespace
 
 at::Tensor Twins::of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   for (auto& [original, twin] : tensors_)
     if (original.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl()) return twin;
+  touch(tensor, false, "a kernel that reads");
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   auto found = twins_.find(storage);
   if (found == twins_.end()) {
@@ -104,6 +118,7 @@ at::Tensor Twins::back(const at::Tensor& found) {
   if (argument != originals_.end())
     return at::empty({0}, options).set_(argument->second, found.storage_offset(), found.sizes(), found.strides());
   auto made = at::empty_strided(found.sizes(), found.strides(), options);
+  touch(made, true, "a kernel that makes");
   finish_current_stream();  // the block may be another's, until then
   if (size_t bytes = made.storage().nbytes()) write(made.mutable_data_ptr(), found.const_data_ptr(), bytes, current_stream());
   return made;
@@ -121,6 +136,7 @@ void Twins::resize_back() {
 
 void Twins::written(const at::Tensor& argument) {
   if (!argument.defined() || !argument.is_cuda()) return;
+  touch(argument, true, "a kernel that writes");
   const auto& storage = argument.storage();
   if (storage.nbytes() == 0 || !written_.insert(storage.unsafeGetStorageImpl()).second) return;
   write(storage.mutable_data(), storage.data(), storage.nbytes(), current_stream());

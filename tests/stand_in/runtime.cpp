@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <unordered_map>
@@ -192,7 +193,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
   *ms = stand_in::between_ms(of(from), of(to));
-  return *ms < 0 ? cudaErrorNotReady : cudaSuccess;
+  return std::isnan(*ms) ? cudaErrorNotReady : cudaSuccess;
 }
 
 // Kernels, which only have names here.

@@ -129,21 +129,20 @@ fn streams_that_do_not_wait_for_each_other_are_found_out() {
     let (config, workload) = tiny("gpt", "gpt");
     // The default stream for copies, and the copies' streams for it.
     for fault in ["1", "2"] {
-        let mut found = (0..SEEDS_MAX).map(|seed| {
-            let mut bench = bench("forgets", seed)?;
-            bench.set("STAND_IN_FORGETS_WAITS", fault);
-            let mut command = bench.command(&format!(
-                "run --device cuda --config {config} --workload {workload} --policy vdnn-all --budget 100% \
-                 --iterations 3 --verify"
-            ));
-            Some(!command.output().unwrap().status.success())
-        });
-        assert!(found.any(|found| found.unwrap_or(true)), "fault {fault} makes no difference on {SEEDS_MAX} devices");
+        let Some(mut bench) = bench("forgets", 0) else { return };
+        bench.set("STAND_IN_FORGETS_WAITS", fault);
+        let mut command = bench.command(&format!(
+            "run --device cuda --config {config} --workload {workload} --policy vdnn-all --budget 100% --iterations 3 \
+             --verify"
+        ));
+        let output = command.output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && complaint.contains("the stand-in device: a race: "),
+            "{fault}: {complaint}"
+        );
     }
 }
-
-/// Devices among which there is one on which a wait left out makes a difference.
-const SEEDS_MAX: u64 = 20;
 
 /// What one part of the check finds on a loop of our own, where nothing is amiss.
 fn check(bench: &Bench, part: &str, member: &str) -> Value {

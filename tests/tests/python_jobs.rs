@@ -68,16 +68,18 @@ impl Ground {
         share(&self.job(&format!("{flags} --iterations 3 --budget 1TiB")).unwrap(), 70)
     }
 
-    /// The report of the job on `device` with those flags within 70 % of what it takes, and with more that only then make
-    /// sense. It keeps every bit of the job that is left alone.
-    fn report_within_budget(&self, device: &str, flags: &str, more: &str) -> Value {
+    /// The reports of the job on `device` with those flags within 70 % of what it takes, and each time with more that only then
+    /// make sense. It keeps every bit of the job that is left alone.
+    fn reports_within_budget<const N: usize>(&self, device: &str, flags: &str, more: [&str; N]) -> [Value; N] {
         let flags = format!("--device {device} {flags}");
         // First, so that what is compiled once is compiled within a budget.
         let budget_bytes = self.budget_bytes(&flags);
         let untouched = self.job(&flags).unwrap();
-        let job = self.job(&format!("{flags} --budget {budget_bytes}B {more}")).unwrap();
-        assert_within_budget(&job, budget_bytes, &untouched);
-        job["report"].clone()
+        more.map(|more| {
+            let job = self.job(&format!("{flags} --budget {budget_bytes}B {more}")).unwrap();
+            assert_within_budget(&job, budget_bytes, &untouched);
+            job["report"].clone()
+        })
     }
 
     /// The job on `device`, left alone and by each of `policies` within 70 % of what it takes.
@@ -167,7 +169,7 @@ fn iterations_of_a_job_are_found() {
     for device in ground.devices() {
         // Parameters are updated after the backward pass, and within.
         for flags in ["--iterations 16", "--iterations 16 --hooked"] {
-            let report = ground.report_within_budget(device, flags, "--detect");
+            let [report] = ground.reports_within_budget(device, flags, ["--detect"]);
             let planned =
                 report["latest"].as_array().unwrap().iter().filter(|iteration| iteration["course"] == "planned");
             assert!(planned.count() > 6, "{flags} on {device}: hardly any was planned: {report}");
@@ -206,16 +208,14 @@ fn other_threads_of_a_job_go_on_while_it_is_planned() {
 #[test]
 fn a_job_may_train_in_another_thread_than_that_which_made_its_runtime() {
     let Some(ground) = ground() else { return };
-    for more in ["", "--detect"] {
-        ground.report_within_budget("cpu", "--elsewhere", more);
-    }
+    ground.reports_within_budget("cpu", "--elsewhere", ["", "--detect"]);
 }
 
 #[test]
 fn what_a_job_forks_within_an_iteration_is_left_alone() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let report = ground.report_within_budget(device, "--iterations 6 --forks", "");
+        let [report] = ground.reports_within_budget(device, "--iterations 6 --forks", [""]);
         assert!(report["reactive_evictions"].as_u64() > Some(0), "{device}: nothing was away: {report}");
     }
 }
@@ -224,7 +224,7 @@ fn what_a_job_forks_within_an_iteration_is_left_alone() {
 fn operators_that_a_job_takes_over_in_python_keep_every_bit() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        assert_planned(&ground.report_within_budget(device, "--in-python", ""));
+        ground.reports_within_budget(device, "--in-python", [""]).iter().for_each(assert_planned);
     }
 }
 
@@ -232,20 +232,26 @@ fn operators_that_a_job_takes_over_in_python_keep_every_bit() {
 fn what_goes_past_the_dispatcher_keeps_every_bit() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        for policy in ["", "--policy dtr"] {
-            assert_planned(&ground.report_within_budget(device, "--past-dispatcher graphs", policy));
-        }
+        let reports = ground.reports_within_budget(device, "--past-dispatcher graphs", ["", "--policy dtr"]);
+        reports.iter().for_each(assert_planned);
     }
-    assert_planned(&ground.report_within_budget("cpu", "--past-dispatcher addresses", ""));
-    assert_planned(&ground.report_within_budget("cpu", "--past-dispatcher functions", ""));
+    for flags in ["--past-dispatcher addresses", "--past-dispatcher functions"] {
+        ground.reports_within_budget("cpu", flags, [""]).iter().for_each(assert_planned);
+    }
+}
+
+#[test]
+fn a_job_of_several_streams_keeps_every_bit() {
+    let Some(ground) = ground().filter(|ground| ground.stand_in.is_some()) else { return };
+    let reports = ground.reports_within_budget("cuda", "--streams", ["", "--policy dtr", "--policy capuchin"]);
+    reports.iter().for_each(assert_planned);
 }
 
 #[test]
 fn what_a_job_saves_within_an_iteration_is_what_it_has_learned() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        for more in ["", "--detect"] {
-            let report = ground.report_within_budget(device, "--iterations 4 --saves", more);
+        for report in ground.reports_within_budget(device, "--iterations 4 --saves", ["", "--detect"]) {
             assert!(report["reactive_evictions"].as_u64() > Some(0), "{device}: nothing was away: {report}");
         }
     }
@@ -260,7 +266,7 @@ fn compiled_layers_keep_every_bit() {
     if compiled().exists() {
         std::fs::remove_dir_all(compiled()).unwrap();
     }
-    let report = ground.report_within_budget("cpu", "--compiled", "--policy dtr");
+    let [report] = ground.reports_within_budget("cpu", "--compiled", ["--policy dtr"]);
     assert_planned(&report);
     assert!(report["reruns"].as_u64() > Some(0), "{report}");
 }
@@ -268,12 +274,15 @@ fn compiled_layers_keep_every_bit() {
 #[test]
 fn a_job_of_several_processes_keeps_every_bit_within_a_budget_of_each() {
     let Some(ground) = ground() else { return };
-    // A part of each layer's parameters comes when the layer runs, and goes; all have all; some are split for good.
-    for how in ["sharded", "replicated", "split"] {
-        let flags = format!("--shared {how}");
+    // A part of each layer's parameters comes when the layer runs, and goes; all have all; some are split for good. Processes talk by
+    // the host's memory: of a device's tensors the first alone can.
+    let on_cpu = ["sharded", "replicated", "split"].map(|how| ("cpu", how, 45));
+    let on_cuda = [("cuda", "sharded --iterations 16", 70)].into_iter().take(usize::from(ground.stand_in.is_some()));
+    for (device, how, percent) in on_cpu.into_iter().chain(on_cuda) {
+        let flags = format!("--device {device} --shared {how}");
         let untouched = ground.shared_job(&flags);
         let kept = ground.shared_job(&format!("{flags} --iterations 3 --budget 1TiB"));
-        let budget_bytes = kept.iter().map(|kept| share(kept, 45)).max().unwrap();
+        let budget_bytes = kept.iter().map(|kept| share(kept, percent)).max().unwrap();
         let jobs = ground.shared_job(&format!("{flags} --budget {budget_bytes}B"));
         for (job, untouched) in jobs.iter().zip(&untouched) {
             assert_within_budget(job, budget_bytes, untouched);

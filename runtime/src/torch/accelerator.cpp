@@ -27,14 +27,15 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 struct Block {
   uint64_t bytes;
   uint32_t owner;
+  void* stream;  // in whose order it is used
 };
 
 // What is allocated on the device, by address: what a header says on the host.
 class Blocks {
  public:
-  void add(const void* start, uint64_t bytes) {
+  void add(const void* start, uint64_t bytes, void* stream) {
     Guard guard(lock_);
-    blocks_[start] = {bytes, 0};
+    blocks_[start] = {bytes, 0, stream};
   }
   std::optional<Block> take(const void* start) {
     Guard guard(lock_);
@@ -52,6 +53,11 @@ class Blocks {
     Guard guard(lock_);
     auto found = blocks_.find(start);
     return found == blocks_.end() ? 0 : found->second.owner;
+  }
+  void* stream(const void* start) {
+    Guard guard(lock_);
+    auto found = blocks_.find(start);
+    return found == blocks_.end() ? nullptr : found->second.stream;
   }
   void set_owner(const void* start, uint32_t owner) {
     Guard guard(lock_);
@@ -87,7 +93,7 @@ void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
   if (event.device_ != device_index) return;
   const auto* start = reinterpret_cast<const void*>(event.addr_);
   if (event.action_ == Event::ALLOC) {
-    blocks().add(start, event.size_);
+    blocks().add(start, event.size_, event.stream_);
     book(event.size_);
   } else if (event.action_ == Event::FREE_REQUESTED) {
     auto block = blocks().take(start);
@@ -258,8 +264,8 @@ class DeviceClock {
     whole->end.synchronize();
     for (size_t index = 0; index < used_; ++index) {
       const Marks& marks = marks_[index];
-      marks.end.synchronize();  // it may be in a stream of its own
       const auto& idle_until = marks.is_interrupted ? marks.interrupted : marks.start;
+      for (const auto* mark : {&idle_until, &marks.start, &marks.end}) mark->synchronize();  // each may be in another stream
       times.push_back({elapsed_ns(index ? marks_[index - 1].end : whole->start, idle_until),
                        marks.is_interrupted ? elapsed_ns(marks.interrupted, marks.start) : 0, elapsed_ns(marks.start, marks.end)});
     }
@@ -379,6 +385,10 @@ void set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry) {
 
 uint32_t accelerator_owner_of(const at::DataPtr& bytes) {
   return native && bytes.get() && bytes.get_deleter() == native_deleter ? blocks().owner(bytes.get()) : 0;
+}
+
+void* accelerator_stream_of(const at::DataPtr& bytes) {
+  return native && bytes.get() && bytes.get_deleter() == native_deleter ? blocks().stream(bytes.get()) : nullptr;
 }
 
 AcceleratorBytes accelerator_bytes() {

@@ -34,6 +34,8 @@ bool is_on_accelerator(const at::DataPtr& bytes);
 // As set_owner() and owner_of(), for such bytes.
 void set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry);
 uint32_t accelerator_owner_of(const at::DataPtr& bytes);
+// The stream that they were allocated for, and whose order says when they are used again; null is the default one.
+void* accelerator_stream_of(const at::DataPtr& bytes);
 
 AcceleratorBytes accelerator_bytes();
 void reset_accelerator_peak();

@@ -3,6 +3,7 @@
 #include "allocator.h"
 #include "entries.h"
 #include "interceptor.h"
+#include "streams.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
@@ -41,6 +42,7 @@ size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::Stora
 }
 
 int32_t Call::ask() {
+  note_stream();
   find_accesses();
   event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
   int32_t answer = callbacks.before(&event_);

@@ -2,6 +2,7 @@
 
 #include "accelerator.h"
 #include "allocator.h"
+#include "streams.h"
 
 #include <algorithm>
 #include <array>
@@ -151,6 +152,7 @@ void* Entries::park(PlimsollEntry entry) {
   Extension& kept = extension(entry);
   TORCH_CHECK(!kept.parked, "the bytes of storage ", entry, " are parked already");
   set_owner(storage->data_ptr(), 0);
+  kept.stream = accelerator_stream_of(storage->data_ptr());
   kept.parked = storage->set_data_ptr(absent_bytes(storage->device(), entry));
   return kept.parked.get();
 }
@@ -175,12 +177,19 @@ void Entries::release(PlimsollEntry entry) {
 void* Entries::allocate(PlimsollEntry entry) {
   Storage storage = lock(entry);
   auto* allocator = storage->allocator() ? storage->allocator() : c10::GetAllocator(storage->device_type());
+  InStream in_its_own(stream_of(entry));
   at::DataPtr bytes = allocator->allocate(storage->nbytes());
   Guard guard(mutex_);
   Extension& kept = extension(entry);
   TORCH_CHECK(!kept.parked, "storage ", entry, " has bytes parked already");
   kept.parked = std::move(bytes);
   return kept.parked.get();
+}
+
+void* Entries::stream_of(PlimsollEntry entry) {
+  Guard guard(mutex_);
+  const auto& extension = at(entry).extension;
+  return extension ? extension->stream : nullptr;
 }
 
 void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {

@@ -85,6 +85,7 @@ class Entries {
   struct Extension {
     Storage held;
     at::DataPtr parked;
+    void* stream = nullptr;           // that its bytes were allocated for, when they were parked
     std::optional<uint64_t> watched;  // digest of the bytes
   };
 
@@ -100,6 +101,7 @@ class Entries {
   Entry& slot(PlimsollEntry entry) const { return chunks_[(entry - 1) / kChunk].load(std::memory_order_acquire)[(entry - 1) % kChunk]; }
   Entry& at(PlimsollEntry entry);
   Extension& extension(PlimsollEntry entry);
+  void* stream_of(PlimsollEntry entry);
   // The number in the header of the storage's bytes, if they still belong to that storage; else 0.
   PlimsollEntry named(const c10::StorageImpl& storage) const;
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);

@@ -2,6 +2,7 @@
 
 #include "allocator.h"
 #include "interceptor.h"
+#include "streams.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -370,6 +371,7 @@ OwnedRecipe Recipe::record(const OperatorFacts& facts, c10::DispatchKeySet keys,
   recipe->keys_ = keys;
   recipe->access_count_ = static_cast<uint32_t>(accesses.size());
   recipe->word_count_ = static_cast<uint32_t>(words);
+  recipe->stream_ = noted_stream();
   recipe->threads_ = static_cast<uint16_t>(at::get_num_threads());
   recipe->grad_mode_ = grad_mode;
   recipe->has_generator_ = facts.is_random;
@@ -423,13 +425,16 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
   stack.reserve(facts_->arguments.size());
   Playback playback(word_begin(), value_begin(), storages);
   for (const Argument& argument : facts_->arguments) stack.push_back(playback.argument(argument));
+  join_streams();
   {
+    InStream stream_guard(stream_);
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);
     c10::AutoGradMode grad_guard(grad_mode_);
     ThreadCount threads_guard(threads_);
     GeneratorRewound generator_guard(has_generator_ ? value_begin() + value_count_ - 2 : nullptr);
     facts_->handle.redispatchBoxed(keys_, &stack);
   }
+  join_streams();
   std::vector<Storage> results;
   c10::SmallVector<c10::StorageImpl*, 8> known, created;
   for (size_t index = 0; index < access_count_; ++index) {

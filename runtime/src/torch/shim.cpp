@@ -7,6 +7,7 @@
 #include "entries.h"
 #include "interceptor.h"
 #include "recipe.h"
+#include "streams.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
@@ -119,6 +120,9 @@ int32_t plimsoll_set_device_share(double share) {
 }
 int32_t plimsoll_empty_device_cache(void) {
   return guarded([&] { empty_accelerator_cache(); });
+}
+int32_t plimsoll_join_streams(void) {
+  return guarded([&] { join_streams(); });
 }
 void plimsoll_time_on_device(int32_t timing) { time_on_accelerator(static_cast<PlimsollDeviceTiming>(timing)); }
 void plimsoll_device_interrupted(void) { accelerator_interrupted(); }

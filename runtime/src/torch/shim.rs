@@ -225,6 +225,7 @@ unsafe extern "C" {
     fn plimsoll_reset_device_peak();
     fn plimsoll_set_device_share(share: f64) -> i32;
     fn plimsoll_empty_device_cache() -> i32;
+    fn plimsoll_join_streams() -> i32;
     fn plimsoll_time_on_device(timing: i32);
     fn plimsoll_device_interrupted();
     fn plimsoll_take_device_times(
@@ -348,6 +349,13 @@ pub(crate) fn set_device_share(share: f64) -> Result<(), ShimError> {
 pub(crate) fn empty_device_cache() -> Result<(), ShimError> {
     // SAFETY: the allocator gives back what nobody uses.
     checked(unsafe { plimsoll_empty_device_cache() })
+}
+
+/// What a program gives any of its streams from now on comes after all that it has given each of them so far. For a program of one
+/// stream this does nothing.
+pub(crate) fn join_streams() -> Result<(), ShimError> {
+    // SAFETY: the device's streams wait for each other; the host does not.
+    checked(unsafe { plimsoll_join_streams() })
 }
 
 /// Says what a device is timed at that works through operators later, and starts or ends that.

@@ -8,8 +8,13 @@ use std::time::Instant;
 use super::copy::{CopyError, DeviceBytes, Ticket};
 use super::events::Channel;
 use super::residency::{Fault, Live, Place, Residency};
-use super::shim::{self, Entry, RawAccess};
+use super::shim::{self, Entry, RawAccess, ShimError};
 use crate::hardware::Tier;
+
+fn join_streams() -> Result<(), CopyError> {
+    let failed = |ShimError(message)| CopyError::Device { call: "having its streams wait for each other", message };
+    shim::join_streams().map_err(failed)
+}
 
 /// Reads of the slow tier that may fail one after another before the storage is given up for now.
 const FETCH_ATTEMPTS: usize = 3;
@@ -17,6 +22,7 @@ const FETCH_ATTEMPTS: usize = 3;
 impl Residency {
     /// Starts copying storages to the slow tier, as one slab.
     pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier) -> Result<(), Fault> {
+        shim::join_streams()?;
         let mut pieces = Vec::with_capacity(entries.len());
         for &entry in entries {
             let bytes = self.true_bytes(entry)? as usize;
@@ -160,6 +166,7 @@ impl Residency {
             let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
             copies.push((copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?, end));
         }
+        shim::join_streams()?;
         // SAFETY: the entries keep the device bytes, and the table the copies, until the ticket has been waited for.
         Ok(unsafe { self.engine.prefetch(&copies) }?)
     }
@@ -188,6 +195,8 @@ impl Residency {
     /// Releases device bytes of which the slow tier still holds an equal copy.
     pub(crate) fn discard(&mut self, entry: Entry) -> Result<(), Fault> {
         debug_assert!(self.has_copy(entry));
+        // As of what is dropped.
+        shim::join_streams()?;
         shim::park(entry)?;
         shim::release(entry)?;
         self.live_mut(entry)?.place = Place::Offloaded;
@@ -252,11 +261,13 @@ impl Residency {
         let to = self.with_room(self.live(entry)?.bytes, |_| Ok(shim::allocate(entry)?))?;
         let copy = self.live.get(entry.index()).and_then(Option::as_ref).and_then(|live| live.copy.as_ref());
         let copy = copy.ok_or_else(|| Fault::Broken(format!("{entry:?} has no copy")))?;
+        shim::join_streams()?;
         // SAFETY: the entry has just allocated as many bytes, and nobody else knows them.
         if unsafe { self.engine.rescue(copy, to) }.is_err() {
             shim::release(entry)?;
             return Ok(false);
         }
+        shim::join_streams()?;
         shim::unpark(entry)?;
         let live = self.live_mut(entry)?;
         live.place = Place::Resident;
@@ -294,7 +305,8 @@ impl Residency {
 
     pub(super) fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
         let started = Instant::now();
-        let waited = self.engine.wait(ticket);
+        // Only the stream that is current has been made to wait.
+        let waited = self.engine.wait(ticket).and_then(|()| join_streams());
         let stall_ns = started.elapsed().as_nanos() as u64;
         self.report.stall_ns += stall_ns;
         self.events.stalled(started, stall_ns);

@@ -1,0 +1,112 @@
+#include "streams.h"
+
+#include "accelerator.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+namespace plimsoll {
+namespace {
+
+class Streams {
+ public:
+  bool are_several() const { return count_.load(std::memory_order_acquire) > 1; }
+
+  // Whether it is among them afterwards.
+  bool add(c10::Stream stream, void* handle) {
+    Guard guard(mutex_);
+    for (const Known& one : known_)
+      if (one.handle == handle) return true;
+    if (is_capturing(handle)) return false;
+    for (Known& one : known_) one.hold_up(stream);
+    known_.push_back({stream, handle, c10::Event(c10::kCUDA)});
+    count_.store(known_.size(), std::memory_order_release);
+    return true;
+  }
+
+  void join(c10::Stream here) {
+    Guard guard(mutex_);
+    for (Known& one : known_)
+      if (one.stream != here) one.hold_up(here);
+    c10::Event together(c10::kCUDA);
+    together.record(here);
+    for (const Known& one : known_)
+      if (one.stream != here) together.block(one.stream);
+  }
+
+  c10::Stream of(void* handle) {
+    Guard guard(mutex_);
+    for (const Known& one : known_)
+      if (one.handle == handle) return one.stream;
+    // Libtorch's name for one that it did not make itself.
+    return c10::Stream(c10::Stream::UNSAFE, counted_device(), reinterpret_cast<c10::StreamId>(handle));
+  }
+
+ private:
+  using Guard = std::lock_guard<std::mutex>;
+
+  struct Known {
+    c10::Stream stream;
+    void* handle;
+    c10::Event given;  // behind what it was given when others last waited for it
+
+    void hold_up(c10::Stream other) {
+      given.record(stream);
+      given.block(other);
+    }
+  };
+
+  // A graph that is being captured may wait for nothing outside, and what it is made of is not queued.
+  static bool is_capturing(void* stream) {
+    using IsCapturing = int (*)(void* stream, int* status);
+    static auto* ask = reinterpret_cast<IsCapturing>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+    TORCH_CHECK(ask, "CUDA's runtime does not say whether a stream is captured");
+    int status = 0;
+    return ask(stream, &status) != 0 || status != 0;
+  }
+
+  std::mutex mutex_;
+  std::vector<Known> known_;
+  std::atomic<size_t> count_{0};
+};
+
+Streams& streams() {
+  static auto* streams = new Streams();  // outlives every tensor
+  return *streams;
+}
+
+// That of the last operator of this thread.
+struct Noted {
+  c10::StreamId id = -1;
+  void* handle = nullptr;
+};
+thread_local Noted noted;
+
+c10::Stream current_stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(counted_device()); }
+
+}  // namespace
+
+void note_stream() {
+  if (counted_device().is_cpu()) return;
+  c10::Stream stream = current_stream();
+  if (C10_LIKELY(stream.id() == noted.id)) return;
+  void* handle = stream.native_handle();
+  if (streams().add(stream, handle)) noted = {stream.id(), handle};
+}
+
+void* noted_stream() { return noted.handle; }
+
+void join_streams() {
+  if (streams().are_several()) streams().join(current_stream());
+}
+
+InStream::InStream(void* stream) {
+  if (streams().are_several()) guard_.emplace(streams().of(stream));
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,31 @@
+// The streams of the counted device that operators have been queued in. Most programs use one alone, and nothing here costs them more
+// than a look at which one that is.
+//
+// The runtime's own work is queued in the stream that is current. It moves what a program has ordered among its streams without
+// knowing of it: so all of them come together before, and after it.
+#pragma once
+
+#include <c10/core/StreamGuard.h>
+
+#include <optional>
+
+namespace plimsoll {
+
+// An operator is about to be queued by this thread, in its current stream. One that is new comes after all that the others have been
+// given so far, for they may have waited for what it never heard of.
+void note_stream();
+// The stream of the last operator of this thread, as CUDA has it; null is the default one.
+void* noted_stream();
+// What any of them is given from now on comes after all that each of them has been given so far.
+void join_streams();
+
+// Makes a stream the current one for as long as this lives, where there are several.
+class InStream {
+ public:
+  explicit InStream(void* stream);
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
+
+}  // namespace plimsoll
