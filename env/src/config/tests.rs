@@ -184,6 +184,11 @@ fn values_that_make_no_sense_are_refused() {
         refusal("\"100MB/s\", \"4GB/s\"", "\"32GB/s\", \"2GB/s\"")
             .contains("randomisation.machines.as-recorded.link: must be two links")
     );
+    let each = "contention_ns_per_byte = [0.0, 0.4]\ncontention_each_ns = [20, 10]";
+    assert!(
+        refusal("contention_ns_per_byte = [0.0, 0.4]", each)
+            .contains("randomisation.machines.as-recorded.contention_each_ns: must be two times")
+    );
     assert!(refusal("family = \"gpt\"", "family = \"gtp\"").contains("a.toml:"));
 }
 

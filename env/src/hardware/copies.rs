@@ -63,7 +63,8 @@ pub struct CopyRates {
 pub struct CopyTable {
     /// One row for each size, least first.
     pub rates: Vec<CopyRates>,
-    /// What it takes the host to queue a copy among operators, and to have compute wait for it, in nanoseconds.
+    /// What it takes the host to queue a copy among operators, and to have compute wait for it, in nanoseconds; nothing where the
+    /// host makes the copies.
     pub queueing_ns: u64,
 }
 

@@ -62,5 +62,7 @@ fn print(copies: &CopyTable) {
         ]);
     }
     print!("{table}");
-    println!("queueing a copy among operators takes the host {:.1} µs", copies.queueing_ns as f64 / 1e3);
+    if copies.queueing_ns > 0 {
+        println!("queueing a copy among operators takes the host {:.1} µs", copies.queueing_ns as f64 / 1e3);
+    }
 }
