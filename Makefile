@@ -53,9 +53,8 @@ policies: libtorch
 	done
 
 # The same for models of published sizes, whose configurations are for a GPU: each starts from its family's policy, and is
-# judged on the models that have a name beside drawn ones, with copies that cost what they cost JUDGED_AS. There need be no GPU: loops
-# run on the device of gpu-rehearsal, unless `PACED=` takes it away.
-JUDGED_AS ?= h200-measured
+# judged on the models that have a name beside drawn ones. There need be no GPU: loops run on the device of gpu-rehearsal, unless
+# `PACED=` takes it away.
 GPU_CONFIGS ?= gpt2 resnet224
 gpu-policies: $(GPU_CONFIGS:%=gpu-policy-%)
 
@@ -69,7 +68,7 @@ gpu-policy-%: libtorch stand-in
 	$(PACED) $(PLIMSOLL) train --config configs/$*.toml --device cuda --out target/policies/$*.policy --seed $(SEED) \
 	    --from configs/policies/$(FAMILY).policy --logdir target/policies/runs $(TRAIN)
 	$(PACED) $(PLIMSOLL) evaluate --config configs/$*.toml --device cuda --policy target/policies/$*.policy --held-out --sign \
-	    $(NAMED:%=--workload %) --hardware $(JUDGED_AS) --links 25,50 --search-ms 1000 \
+	    $(NAMED:%=--workload %) --hardware $(MACHINE) --links 25,50 --search-ms 1000 \
 	    --json experiments/results/published-sizes/$*.json $(JUDGE)
 	cp target/policies/$*.policy configs/policies/
 
