@@ -196,17 +196,21 @@ class Model(nn.Module):
         return self.between.apply(hidden) if self.between else hidden
 
     def run_beside(self, hidden):
-        """All layers, for half of the batch in a stream of its own, and so their backward passes: neither waits for the other."""
+        """All layers, for half of the batch in a stream of its own, and so their backward passes. The two run beside each other, and
+        have something of each other after each layer."""
         here = torch.cuda.current_stream()
-        self.beside.wait_stream(here)
         first, second = hidden.chunk(2)
-        first.record_stream(self.beside)
         for layer in self.layers.layers:
+            with torch.no_grad():
+                shared = torch.tanh(second)
+            self.beside.wait_stream(here)
             with torch.cuda.stream(self.beside):
-                first = self.run_layer(layer, first)
+                first.record_stream(self.beside)
+                first = self.run_layer(layer, first + shared)
             second = self.run_layer(layer, second)
-        here.wait_stream(self.beside)
-        first.record_stream(here)
+            here.wait_stream(self.beside)
+            first.record_stream(here)
+            second = second + 0.1 * first + shared
         return torch.cat([first, second])
 
     @staticmethod

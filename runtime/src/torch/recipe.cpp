@@ -425,7 +425,6 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
   stack.reserve(facts_->arguments.size());
   Playback playback(word_begin(), value_begin(), storages);
   for (const Argument& argument : facts_->arguments) stack.push_back(playback.argument(argument));
-  join_streams();
   {
     InStream stream_guard(stream_);
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);

@@ -88,7 +88,7 @@ impl Residency {
             self.ancestry.becomes_root(version);
             return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
         }
-        // They are used again in the order of one stream, and others may still read them.
+        // They are handed out again in the order of one stream, and others may still read them.
         shim::join_streams()?;
         shim::park(entry)?;
         self.free_copy(entry);

@@ -1,8 +1,8 @@
 // The streams of the counted device that operators have been queued in. Most programs use one alone, and nothing here costs them more
 // than a look at which one that is.
 //
-// The runtime's own work is queued in the stream that is current. It moves what a program has ordered among its streams without
-// knowing of it: so all of them come together before, and after it.
+// A program orders what it does in them, and the runtime moves bytes without knowing how: from whichever stream is current. So all of
+// them come together before bytes leave or arrive, and after it.
 #pragma once
 
 #include <c10/core/StreamGuard.h>
