@@ -89,7 +89,11 @@ impl Domain {
         let contention_ns_per_byte = between(self.contention_ns_per_byte, random.random());
         let swap = self.actions.swap && (self.recompute_only <= 0.0 || random.random::<f64>() >= self.recompute_only);
         let [least_each_ns, most_each_ns] = self.contention_each_ns;
-        let contention_each_ns = random.random_range(least_each_ns..=most_each_ns);
+        let contention_each_ns = if least_each_ns < most_each_ns {
+            random.random_range(least_each_ns..=most_each_ns)
+        } else {
+            least_each_ns
+        };
         let link =
             Link { contention_ns_per_byte, contention_each_ns, ..Link::symmetric(log_rate.exp(), self.latency_ns) };
         let actions = ActionSet { swap, ..self.actions };

@@ -164,7 +164,8 @@ void catch_up(Stream* stream) {
 }
 
 void finish(Stream* stream) {
-  catch_up(stream);
+  Guard guard(streams().mutex);
+  come_to_end(stream_at(stream));
   order::is_known(stream);
 }
 

@@ -249,6 +249,8 @@ fn a_job_of_several_streams_keeps_every_bit() {
     let Some(ground) = ground().filter(|ground| ground.stand_in.is_some()) else { return };
     let reports = ground.reports_within_budget("cuda", "--streams", ["", "--policy dtr", "--policy capuchin"]);
     reports.iter().for_each(assert_planned);
+    let all = |what: &str| reports.iter().map(|report| report[what].as_u64().unwrap()).sum::<u64>();
+    assert!(all("offloaded_bytes") > 0 && all("reruns") > 0, "nothing was moved, or nothing made again: {reports:?}");
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 #include "allocator.h"
 #include "entries.h"
+#include "streams.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/flat_hash_map.h>
 #include <dlfcn.h>
@@ -223,12 +223,12 @@ class DeviceClock {
       has_failed_ = false;
       mark([&] {
         whole_.emplace();
-        whole_->start.record(stream());
+        whole_->start.record(current_stream());
         used_ = 0;
         next().is_interrupted = false;
       });
     } else if (whole_) {
-      mark([&] { whole_->end.record(stream()); });
+      mark([&] { whole_->end.record(current_stream()); });
     }
   }
   void interrupt() {
@@ -236,20 +236,20 @@ class DeviceClock {
     std::lock_guard<std::mutex> guard(mutex_);
     mark([&] {
       Marks& marks = next();
-      if (!marks.is_interrupted) marks.interrupted.record(stream());
+      if (!marks.is_interrupted) marks.interrupted.record(current_stream());
       marks.is_interrupted = true;
     });
   }
   void start() {
     if (!on_) return;
     std::lock_guard<std::mutex> guard(mutex_);
-    mark([&] { next().start.record(stream()); });
+    mark([&] { next().start.record(current_stream()); });
   }
   void end() {
     if (!on_) return;
     std::lock_guard<std::mutex> guard(mutex_);
     mark([&] {
-      next().end.record(stream());
+      next().end.record(current_stream());
       ++used_;
       next().is_interrupted = false;
     });
@@ -296,7 +296,6 @@ class DeviceClock {
     return marks_[used_];
   }
 
-  static c10::Stream stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(counted_device()); }
   static uint64_t elapsed_ns(const c10::Event& from, const c10::Event& to) {
     return static_cast<uint64_t>(std::max(from.elapsedTime(to), 0.0) * 1e6);
   }

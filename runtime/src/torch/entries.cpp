@@ -148,11 +148,13 @@ bool Entries::is_orphan(PlimsollEntry entry) {
 
 void* Entries::park(PlimsollEntry entry) {
   Storage storage = lock(entry);
+  void* stream = accelerator_stream_of(storage->data_ptr());
+  note_stream_of_bytes(stream);
   Guard guard(mutex_);
   Extension& kept = extension(entry);
   TORCH_CHECK(!kept.parked, "the bytes of storage ", entry, " are parked already");
   set_owner(storage->data_ptr(), 0);
-  kept.stream = accelerator_stream_of(storage->data_ptr());
+  if (!kept.stream) kept.stream = stream;
   kept.parked = storage->set_data_ptr(absent_bytes(storage->device(), entry));
   return kept.parked.get();
 }
@@ -189,12 +191,14 @@ void* Entries::allocate(PlimsollEntry entry) {
 void* Entries::stream_of(PlimsollEntry entry) {
   Guard guard(mutex_);
   const auto& extension = at(entry).extension;
-  return extension ? extension->stream : nullptr;
+  return extension ? extension->stream.value_or(nullptr) : nullptr;
 }
 
 void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
   Storage target = lock(to);
   Storage source = lock(from);
+  // Another stream's, where that ran what made it: before it is used again there, this one has let go of it.
+  if (void* stream = stream_of(to); stream != accelerator_stream_of(source->data_ptr())) use_in_stream(source->data_ptr(), stream);
   at::DataPtr absent;
   {
     Guard guard(mutex_);

@@ -85,7 +85,7 @@ class Entries {
   struct Extension {
     Storage held;
     at::DataPtr parked;
-    void* stream = nullptr;           // that its bytes were allocated for, when they were parked
+    std::optional<void*> stream;      // that the program had its bytes allocated for, once they have been parked
     std::optional<uint64_t> watched;  // digest of the bytes
   };
 

@@ -78,6 +78,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   // It goes on when the operator has returned.
   if (communicates) locks = "may be on its way to other processes, or from them";
   if (bare == "replaced") locks = "changes its size";
+  // It was said of the block that it has now.
+  if (bare == "record_stream") locks = "another stream may use it yet when it is let go of";
   bool lends = space == "plimsoll" && bare == "lend";
   if (lends) locks = "shared with others, by its address";
   reads_storage = lends || (space == "plimsoll" && bare == "read");

@@ -426,12 +426,16 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
   Playback playback(word_begin(), value_begin(), storages);
   for (const Argument& argument : facts_->arguments) stack.push_back(playback.argument(argument));
   {
-    InStream stream_guard(stream_);
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);
     c10::AutoGradMode grad_guard(grad_mode_);
     ThreadCount threads_guard(threads_);
     GeneratorRewound generator_guard(has_generator_ ? value_begin() + value_count_ - 2 : nullptr);
-    facts_->handle.redispatchBoxed(keys_, &stack);
+    try {
+      facts_->handle.redispatchBoxed(keys_, &stack);
+    } catch (...) {
+      join_streams();  // a part of it may have been queued
+      throw;
+    }
   }
   join_streams();
   std::vector<Storage> results;

@@ -44,10 +44,12 @@ class Recipe {
                             c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses,
                             bool grad_mode);
 
-  // Runs the operator on `inputs`, one storage per access. Returns the storages it was given to write, in order of
+  // Runs the operator on `inputs`, one storage per access, in the current stream: that should be its own. Returns the storages it was given to write, in order of
   // access, then the storages it made, in order of appearance.
   std::vector<Storage> run(std::vector<Storage> inputs) const;
 
+  // The stream that the operator was queued in, for what is allocated for its rerun.
+  void* stream() const { return stream_; }
   const OperatorFacts& facts() const { return *facts_; }
   c10::ArrayRef<AccessRecord> accesses() const { return {access_begin(), access_count_}; }
   // Bytes that it takes.

@@ -186,6 +186,7 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
     const auto& known = *reinterpret_cast<Recipe*>(recipe);
     TORCH_CHECK(input_count == known.accesses().size(), "a rerun of ", known.facts().text, " needs ",
                 known.accesses().size(), " inputs, not ", input_count);
+    InStream stream_guard(known.stream());
     std::vector<Storage> storages;
     for (size_t index = 0; index < input_count; ++index) {
       const AccessRecord& access = known.accesses()[index];

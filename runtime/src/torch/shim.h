@@ -80,7 +80,7 @@ void plimsoll_reset_device_peak(void);
 // Share of the device's memory that its caching allocator may take.
 int32_t plimsoll_set_device_share(double share);
 int32_t plimsoll_empty_device_cache(void);
-// What any stream of the counted device is given from now on comes after all that each of those that operators use has been given.
+// What any stream that operators use, and the current one, is given from now on comes after all that each of them has been given.
 int32_t plimsoll_join_streams(void);
 // What a device is timed at from now on that works through its operators later, by its own clock.
 typedef enum { PLIMSOLL_NO_TIMES, PLIMSOLL_MAKESPAN, PLIMSOLL_OPERATOR_TIMES } PlimsollDeviceTiming;

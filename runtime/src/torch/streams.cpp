@@ -31,12 +31,15 @@ class Streams {
 
   void join(c10::Stream here) {
     Guard guard(mutex_);
-    for (Known& one : known_)
-      if (one.stream != here) one.hold_up(here);
+    if (is_capturing(here.native_handle())) return;
+    auto each_other = [&](auto body) {
+      for (Known& one : known_)
+        if (one.stream != here && !is_capturing(one.handle)) body(one);
+    };
+    each_other([&](Known& one) { one.hold_up(here); });
     c10::Event together(c10::kCUDA);
     together.record(here);
-    for (const Known& one : known_)
-      if (one.stream != here) together.block(one.stream);
+    each_other([&](Known& one) { together.block(one.stream); });
   }
 
   c10::Stream of(void* handle) {
@@ -65,9 +68,8 @@ class Streams {
   static bool is_capturing(void* stream) {
     using IsCapturing = int (*)(void* stream, int* status);
     static auto* ask = reinterpret_cast<IsCapturing>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
-    TORCH_CHECK(ask, "CUDA's runtime does not say whether a stream is captured");
     int status = 0;
-    return ask(stream, &status) != 0 || status != 0;
+    return ask && (ask(stream, &status) != 0 || status != 0);
   }
 
   std::mutex mutex_;
@@ -87,9 +89,9 @@ struct Noted {
 };
 thread_local Noted noted;
 
-c10::Stream current_stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(counted_device()); }
-
 }  // namespace
+
+c10::Stream current_stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(counted_device()); }
 
 void note_stream() {
   if (counted_device().is_cpu()) return;
@@ -99,10 +101,18 @@ void note_stream() {
   if (streams().add(stream, handle)) noted = {stream.id(), handle};
 }
 
+void note_stream_of_bytes(void* stream) {
+  if (!counted_device().is_cpu()) streams().add(streams().of(stream), stream);
+}
+
 void* noted_stream() { return noted.handle; }
 
 void join_streams() {
   if (streams().are_several()) streams().join(current_stream());
+}
+
+void use_in_stream(const at::DataPtr& bytes, void* stream) {
+  c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(bytes, streams().of(stream));
 }
 
 InStream::InStream(void* stream) {

@@ -5,6 +5,7 @@
 // them come together before bytes leave or arrive, and after it.
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/StreamGuard.h>
 
 #include <optional>
@@ -16,8 +17,14 @@ namespace plimsoll {
 void note_stream();
 // The stream of the last operator of this thread, as CUDA has it; null is the default one.
 void* noted_stream();
-// What any of them is given from now on comes after all that each of them has been given so far.
+// The same of a stream that bytes were allocated for: operators may have been queued in it that nobody listened to.
+void note_stream_of_bytes(void* stream);
+// What any of them, and the current one, is given from now on comes after all that each of them has been given so far.
 void join_streams();
+// Bytes of another stream's may be used in this one for as long as they live.
+void use_in_stream(const at::DataPtr& bytes, void* stream);
+// That of this thread.
+c10::Stream current_stream();
 
 // Makes a stream the current one for as long as this lives, where there are several.
 class InStream {
