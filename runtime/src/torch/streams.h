@@ -15,15 +15,15 @@ namespace plimsoll {
 // An operator is about to be queued by this thread, in its current stream. One that is new comes after all that the others have been
 // given so far, for they may have waited for what it never heard of.
 void note_stream();
-// The stream of the last operator of this thread, as CUDA has it; null is the default one.
-void* noted_stream();
 // The same of a stream that bytes were allocated for: operators may have been queued in it that nobody listened to.
 void note_stream_of_bytes(void* stream);
+// The stream of the last operator of this thread, as CUDA has it; null is the default one.
+void* noted_stream();
 // What any of them, and the current one, is given from now on comes after all that each of them has been given so far.
 void join_streams();
-// Bytes of another stream's may be used in this one for as long as they live.
+// Bytes that were allocated for another stream may be used in this one, too, for as long as they live.
 void use_in_stream(const at::DataPtr& bytes, void* stream);
-// That of this thread.
+// The current stream of this thread.
 c10::Stream current_stream();
 
 // Makes a stream the current one for as long as this lives, where there are several.
