@@ -28,8 +28,6 @@ Stream* make_stream(bool blocking);
 void destroy(Stream* stream);
 // Whether all that it was asked for is done.
 bool is_done(Stream* stream);
-// Has it do all that it was asked for, which is nobody's wait.
-void catch_up(Stream* stream);
 // Returns when all is done that it was asked for.
 void finish(Stream* stream);
 void finish_all();
@@ -82,7 +80,9 @@ const char* kernels_library();
 std::string device_name();
 int compute_capability();
 
-// On a late device: puts there what a kernel has made. Until the stream comes to that there are other bytes.
+// On a late device: has a stream do all that it was asked for, which is nobody's wait.
+void catch_up(Stream* stream);
+// Puts there what a kernel has made. Until the stream comes to that there are other bytes.
 void write(void* to, const void* made, size_t bytes, Stream* stream);
 
 // On a paced device: a kernel that moves so many bytes, and computes so much with numbers of a kind.

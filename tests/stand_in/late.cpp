@@ -165,7 +165,7 @@ void catch_up(Stream* stream) {
 
 void finish(Stream* stream) {
   Guard guard(streams().mutex);
-  come_to_end(stream_at(stream));
+  catch_up(stream);
   order::is_known(stream);
 }
 
@@ -220,14 +220,17 @@ void copy(void* to, const void* from, size_t bytes, Stream* stream) {
   Guard guard(streams().mutex);
   for (const void* end : {static_cast<const void*>(to), from}) check_inside(end, bytes);
   Stream& asked = stream_at(stream);
-  if (is_reachable(from)) order::touches(stream, from, bytes, false, "a copy from there");
-  if (is_reachable(to)) order::touches(stream, to, bytes, true, "a copy to there");
-  if (!is_reachable(from)) {
-    ask_for_copy(asked, put(to, from, bytes));
-  } else {
+  if (is_reachable(from)) {
+    order::touches(stream, from, bytes, false, "a copy from there");
     ask_for_copy(asked, [to, from, bytes] { std::memmove(to, from, bytes); });
+  } else {
+    ask_for_copy(asked, put(to, from, bytes));
   }
-  if (!is_reachable(to)) finish(stream);
+  if (is_reachable(to)) {
+    order::touches(stream, to, bytes, true, "a copy to there");
+  } else {
+    finish(stream);
+  }
 }
 
 void fill(void* start, int value, size_t bytes, Stream* stream) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -44,7 +45,8 @@ struct Touch {
 // Bytes that were touched alike, up to an end: by whom last, and who has read that since.
 struct Piece {
   uintptr_t end;
-  std::vector<Touch> writer, readers;  // one writer, or none yet
+  std::optional<Touch> writer;
+  std::vector<Touch> readers;
 };
 
 struct Order {
@@ -54,15 +56,9 @@ struct Order {
   Clock host;
   std::map<uintptr_t, Piece> pieces;
 
-  Line& line(const Stream* stream) {
-    auto found = lines.find(stream);
-    if (found == lines.end()) refuse("a stream is used that was not made");
-    return found->second;
-  }
-
   // Its clock, for what it is given now.
   Line& now(const Stream* stream) {
-    Line& line = this->line(stream);
+    Line& line = lines.at(stream);
     line.clock.merge(host);
     if (!stream) {
       for (const auto& other : lines)
@@ -92,11 +88,10 @@ Order& order() {
 
 using Guard = std::lock_guard<std::mutex>;
 
-void check(const Clock& clock, const std::vector<Touch>& earlier, const Touch& later) {
-  for (const Touch& one : earlier)
-    if (clock.of(one.stream) < one.number)
-      refuse(std::string("a race: ") + one.what + " in stream " + std::to_string(one.stream) + ", and " + later.what + " in stream " +
-             std::to_string(later.stream) + ", which nothing keeps behind it");
+void check(const Clock& clock, const Touch& earlier, const Touch& later) {
+  if (clock.of(earlier.stream) < earlier.number)
+    refuse(std::string("a race: ") + earlier.what + " in stream " + std::to_string(earlier.stream) + ", and " + later.what +
+           " in stream " + std::to_string(later.stream) + ", which nothing keeps behind it");
 }
 
 }  // namespace
@@ -112,12 +107,14 @@ void touches(Stream* stream, const void* start, size_t bytes, bool writes, const
   auto& pieces = order().pieces;
   auto first = pieces.lower_bound(at), behind = pieces.lower_bound(end);
   for (auto piece = first; piece != behind; ++piece) {
-    check(line.clock, piece->second.writer, touch);
-    if (writes) check(line.clock, piece->second.readers, touch);
+    const auto& [piece_end, writer, readers] = piece->second;
+    if (writer) check(line.clock, *writer, touch);
+    for (const Touch& reader : readers)
+      if (writes) check(line.clock, reader, touch);
   }
   if (writes) {
     pieces.erase(first, behind);
-    pieces.emplace(at, Piece{end, {touch}, {}});
+    pieces.emplace(at, Piece{end, touch, {}});
     return;
   }
   while (at < end) {
@@ -144,7 +141,7 @@ void marks(const Event* event, Stream* stream) {
 
 void waits(Stream* stream, const Event* event) {
   Guard guard(order().mutex);
-  order().line(stream).clock.merge(order().marks[event]);
+  order().lines.at(stream).clock.merge(order().marks[event]);
 }
 
 void is_known(Stream* stream) {

@@ -164,8 +164,6 @@ bool is_done(Stream* stream) {
   return stream_at(stream).done <= Clock::now();
 }
 
-void catch_up(Stream*) {}
-
 void finish(Stream* stream) {
   std::unique_lock<std::mutex> guard(device().mutex);
   Time done = stream_at(stream).done;

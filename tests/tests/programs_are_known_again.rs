@@ -67,21 +67,10 @@ fn train(
     iterate: impl Fn(&Tensor, i64) -> f64,
     iterations: i64,
 ) -> Report {
-    train_any(is_marked, || layers(width), room_bytes, iterate, iterations)
+    train_by(runtime, session(), is_marked, || layers(width), room_bytes, iterate, iterations)
 }
 
-/// The same of any model.
-fn train_any<M>(
-    is_marked: bool,
-    make: impl Fn() -> M,
-    room_bytes: u64,
-    iterate: impl Fn(&M, i64) -> f64,
-    iterations: i64,
-) -> Report {
-    train_by(runtime, session(), is_marked, make, room_bytes, iterate, iterations)
-}
-
-/// The same by any runtime, on the device of that session.
+/// The same of any model, by any runtime, on the device of that session.
 fn train_by<M>(
     runtime: impl FnOnce(u64) -> Runtime,
     session: Session,
@@ -612,7 +601,7 @@ fn what_repeats_after_long() {
         loss.backward();
         loss.double_value(&[])
     };
-    let report = train_any(true, || layers(256), 40 << 18, iterate, OTHERS + 50);
+    let report = train_by(runtime, session(), true, || layers(256), 40 << 18, iterate, OTHERS + 50);
     assert_eq!(report.plans, 1);
     assert!(report.latest[OTHERS as usize + 40..].iter().all(|iteration| iteration.followed), "{report}");
 }
@@ -639,7 +628,7 @@ fn layers_that_are_left_out() {
         weights.iter().filter(|weights| weights.grad().defined()).for_each(update);
         loss.double_value(&[])
     };
-    let report = train_any(true, new, 9 << 18, iterate, (WHOLE + left_out.len()) as i64);
+    let report = train_by(runtime, session(), true, new, 9 << 18, iterate, (WHOLE + left_out.len()) as i64);
     let (whole, in_part) = report.latest.split_at(WHOLE);
     assert!(whole[3..].iter().all(|iteration| iteration.followed));
     let other = in_part.iter().find(|iteration| iteration.course != Driven::Resumed || iteration.followed);

@@ -25,9 +25,9 @@ namespace {
 namespace caching = c10::cuda::CUDACachingAllocator;
 
 struct Block {
-  uint64_t bytes;
-  uint32_t owner;
-  void* stream;  // in whose order it is used
+  uint64_t bytes = 0;
+  uint32_t owner = 0;
+  void* stream = nullptr;  // in whose order it is used
 };
 
 // What is allocated on the device, by address: what a header says on the host.
@@ -49,15 +49,11 @@ class Blocks {
     Guard guard(lock_);
     return blocks_.find(start) != blocks_.end();
   }
-  uint32_t owner(const void* start) {
+  // Of one that is not there, nothing is known.
+  Block at(const void* start) {
     Guard guard(lock_);
     auto found = blocks_.find(start);
-    return found == blocks_.end() ? 0 : found->second.owner;
-  }
-  void* stream(const void* start) {
-    Guard guard(lock_);
-    auto found = blocks_.find(start);
-    return found == blocks_.end() ? nullptr : found->second.stream;
+    return found == blocks_.end() ? Block{} : found->second;
   }
   void set_owner(const void* start, uint32_t owner) {
     Guard guard(lock_);
@@ -86,6 +82,8 @@ thread_local Refusal last_refusal;
 caching::CUDAAllocator* native = nullptr;
 at::DeleterFnPtr native_deleter = nullptr;
 c10::DeviceIndex device_index = -1;
+
+bool is_block(const at::DataPtr& bytes) { return native && bytes.get() && bytes.get_deleter() == native_deleter; }
 
 // Called with the lock of the caching allocator held: books, and calls nothing of libtorch's.
 void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
@@ -264,8 +262,11 @@ class DeviceClock {
     whole->end.synchronize();
     for (size_t index = 0; index < used_; ++index) {
       const Marks& marks = marks_[index];
+      // Each may be in another stream.
+      if (marks.is_interrupted) marks.interrupted.synchronize();
+      marks.start.synchronize();
+      marks.end.synchronize();
       const auto& idle_until = marks.is_interrupted ? marks.interrupted : marks.start;
-      for (const auto* mark : {&idle_until, &marks.start, &marks.end}) mark->synchronize();  // each may be in another stream
       times.push_back({elapsed_ns(index ? marks_[index - 1].end : whole->start, idle_until),
                        marks.is_interrupted ? elapsed_ns(marks.interrupted, marks.start) : 0, elapsed_ns(marks.start, marks.end)});
     }
@@ -379,15 +380,13 @@ bool is_on_accelerator(const at::DataPtr& bytes) {
 }
 
 void set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry) {
-  if (native && bytes.get() && bytes.get_deleter() == native_deleter) blocks().set_owner(bytes.get(), entry);
+  if (is_block(bytes)) blocks().set_owner(bytes.get(), entry);
 }
 
-uint32_t accelerator_owner_of(const at::DataPtr& bytes) {
-  return native && bytes.get() && bytes.get_deleter() == native_deleter ? blocks().owner(bytes.get()) : 0;
-}
+uint32_t accelerator_owner_of(const at::DataPtr& bytes) { return is_block(bytes) ? blocks().at(bytes.get()).owner : 0; }
 
 void* accelerator_stream_of(const at::DataPtr& bytes) {
-  return native && bytes.get() && bytes.get_deleter() == native_deleter ? blocks().stream(bytes.get()) : nullptr;
+  return is_block(bytes) ? blocks().at(bytes.get()).stream : nullptr;
 }
 
 AcceleratorBytes accelerator_bytes() {

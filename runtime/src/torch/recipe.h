@@ -44,8 +44,8 @@ class Recipe {
                             c10::ArrayRef<c10::StorageImpl*> storages, c10::ArrayRef<PlimsollAccess> accesses,
                             bool grad_mode);
 
-  // Runs the operator on `inputs`, one storage per access, in the current stream: that should be its own. Returns the storages it was given to write, in order of
-  // access, then the storages it made, in order of appearance.
+  // Runs the operator on `inputs`, one storage per access, in the current stream: that should be its own. Returns the
+  // storages it was given to write, in order of access, then the storages it made, in order of appearance.
   std::vector<Storage> run(std::vector<Storage> inputs) const;
 
   // The stream that the operator was queued in, for what is allocated for its rerun.

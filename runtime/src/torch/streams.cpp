@@ -4,6 +4,7 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/SmallVector.h>
 #include <dlfcn.h>
 
 #include <atomic>
@@ -30,23 +31,27 @@ class Streams {
   }
 
   void join(c10::Stream here) {
+    void* handle = here.native_handle();
+    if (is_capturing(handle)) return;
     Guard guard(mutex_);
-    if (is_capturing(here.native_handle())) return;
-    auto each_other = [&](auto body) {
-      for (Known& one : known_)
-        if (one.stream != here && !is_capturing(one.handle)) body(one);
-    };
-    each_other([&](Known& one) { one.hold_up(here); });
+    c10::SmallVector<Known*, 8> others;
+    for (Known& one : known_)
+      if (one.handle != handle && !is_capturing(one.handle)) others.push_back(&one);
+    for (Known* one : others) one->hold_up(here);
     c10::Event together(c10::kCUDA);
     together.record(here);
-    each_other([&](Known& one) { together.block(one.stream); });
+    for (const Known* one : others) together.block(one->stream);
   }
 
   c10::Stream of(void* handle) {
     Guard guard(mutex_);
     for (const Known& one : known_)
       if (one.handle == handle) return one.stream;
-    // Libtorch's name for one that it did not make itself.
+    return unnamed(handle);
+  }
+
+  // Libtorch's name for one that it did not make itself, and as good a name for any.
+  static c10::Stream unnamed(void* handle) {
     return c10::Stream(c10::Stream::UNSAFE, counted_device(), reinterpret_cast<c10::StreamId>(handle));
   }
 
@@ -102,7 +107,7 @@ void note_stream() {
 }
 
 void note_stream_of_bytes(void* stream) {
-  if (!counted_device().is_cpu()) streams().add(streams().of(stream), stream);
+  if (!counted_device().is_cpu()) streams().add(Streams::unnamed(stream), stream);
 }
 
 void* noted_stream() { return noted.handle; }

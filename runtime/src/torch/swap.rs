@@ -11,11 +11,6 @@ use super::residency::{Fault, Live, Place, Residency};
 use super::shim::{self, Entry, RawAccess, ShimError};
 use crate::hardware::Tier;
 
-fn join_streams() -> Result<(), CopyError> {
-    let failed = |ShimError(message)| CopyError::Device { call: "having its streams wait for each other", message };
-    shim::join_streams().map_err(failed)
-}
-
 /// Reads of the slow tier that may fail one after another before the storage is given up for now.
 const FETCH_ATTEMPTS: usize = 3;
 
@@ -306,7 +301,10 @@ impl Residency {
     pub(super) fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
         let started = Instant::now();
         // Only the stream that is current has been made to wait.
-        let waited = self.engine.wait(ticket).and_then(|()| join_streams());
+        let join = || {
+            shim::join_streams().map_err(|ShimError(message)| CopyError::Device { call: "joining streams", message })
+        };
+        let waited = self.engine.wait(ticket).and_then(|()| join());
         let stall_ns = started.elapsed().as_nanos() as u64;
         self.report.stall_ns += stall_ns;
         self.events.stalled(started, stall_ns);
