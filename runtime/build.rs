@@ -26,6 +26,7 @@ fn main() {
         "audit",
         "call",
         "unboxed",
+        "lists",
         "interceptor",
         "region",
         "settings",

@@ -338,6 +338,7 @@ def main():
     parser.add_argument("--elsewhere", action="store_true")
     parser.add_argument("--forks", action="store_true")
     parser.add_argument("--hooked", action="store_true")
+    parser.add_argument("--fused", action="store_true")
     parser.add_argument("--saves", action="store_true")
     parser.add_argument("--in-python", action="store_true")
     parser.add_argument("--compiled", action="store_true")
@@ -361,7 +362,8 @@ def main():
         model.layers.layers = nn.ModuleList(torch.compile(layer, dynamic=True) for layer in model.layers.layers)
     if asked.shared:
         model = share_work(model, asked.shared, asked.device)
-    optimizer = Hooked(model.parameters()) if asked.hooked else torch.optim.AdamW(model.parameters(), lr=1e-3)
+    adam = functools.partial(torch.optim.AdamW, model.parameters(), lr=1e-3, fused=asked.fused)
+    optimizer = Hooked(model.parameters()) if asked.hooked else adam()
     losses = []
     before_backward = (lambda: fork(runtime, asked.device)) if asked.forks else lambda: None
     if asked.saves:

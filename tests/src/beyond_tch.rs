@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use tch::{TchError, Tensor};
+use tch::{TchError, Tensor, nn};
 
 unsafe extern "C" {
     fn plimsoll_tests_autocast(enter: c_int) -> *const c_char;
@@ -59,8 +59,57 @@ impl Drop for Autocast {
     }
 }
 
-/// Clips all gradients to a norm of at most one and steps by momentum, each operator acting on all parameters at once.
-pub fn foreach_step(parameters: &[Tensor], velocities: &[Tensor], rate: f64) -> Result<(), TchError> {
+/// Who steps the parameters. What it keeps of them is made when it first does.
+#[derive(Default)]
+pub enum Update {
+    /// `tch`'s optimizer, one after the other.
+    #[default]
+    Tch,
+    /// Momentum, after all gradients were clipped to a norm of at most one, in several operators that each act on all parameters; with
+    /// their velocities.
+    Foreach(Vec<Tensor>),
+    /// AdamW, all in one operator.
+    Fused(Option<Moments>),
+}
+
+/// What AdamW keeps of each parameter.
+pub struct Moments {
+    means: Vec<Tensor>,
+    squares: Vec<Tensor>,
+    steps: Vec<Tensor>,
+}
+
+impl Moments {
+    fn of(parameters: &[Tensor]) -> Self {
+        let zeros = || parameters.iter().map(Tensor::zeros_like).collect();
+        let steps = parameters.iter().map(|parameter| parameter.new_zeros([], (tch::Kind::Float, parameter.device())));
+        Moments { means: zeros(), squares: zeros(), steps: steps.collect() }
+    }
+}
+
+impl Update {
+    /// Steps the parameters; at this rate, where `optimizer` is not asked.
+    pub fn step(&mut self, optimizer: &mut nn::Optimizer, parameters: &[Tensor], rate: f64) -> Result<(), TchError> {
+        let _no_grad = tch::no_grad_guard();
+        match self {
+            Update::Tch => {
+                optimizer.step();
+                Ok(())
+            }
+            Update::Foreach(velocities) => {
+                if velocities.is_empty() {
+                    velocities.extend(parameters.iter().map(Tensor::zeros_like));
+                }
+                foreach_step(parameters, velocities, rate)
+            }
+            Update::Fused(moments) => {
+                fused_step(parameters, moments.get_or_insert_with(|| Moments::of(parameters)), rate)
+            }
+        }
+    }
+}
+
+fn foreach_step(parameters: &[Tensor], velocities: &[Tensor], rate: f64) -> Result<(), TchError> {
     let gradients: Vec<Tensor> = parameters.iter().map(Tensor::grad).collect();
     let [parameters, gradients, velocities] = [parameters, &gradients[..], velocities].map(pointers);
     assert_eq!(parameters.len(), velocities.len());
@@ -76,24 +125,7 @@ pub fn foreach_step(parameters: &[Tensor], velocities: &[Tensor], rate: f64) -> 
     }
 }
 
-/// The moments of [`fused_step`].
-pub struct Moments {
-    means: Vec<Tensor>,
-    squares: Vec<Tensor>,
-    steps: Vec<Tensor>,
-}
-
-impl Moments {
-    /// Those before the first step.
-    pub fn of(parameters: &[Tensor]) -> Self {
-        let zeros = || parameters.iter().map(Tensor::zeros_like).collect();
-        let steps = parameters.iter().map(|parameter| parameter.new_zeros([], (tch::Kind::Float, parameter.device())));
-        Moments { means: zeros(), squares: zeros(), steps: steps.collect() }
-    }
-}
-
-/// One step of AdamW, all parameters in one operator.
-pub fn fused_step(parameters: &[Tensor], moments: &Moments, rate: f64) -> Result<(), TchError> {
+fn fused_step(parameters: &[Tensor], moments: &Moments, rate: f64) -> Result<(), TchError> {
     let gradients: Vec<Tensor> = parameters.iter().map(Tensor::grad).collect();
     let Moments { means, squares, steps } = moments;
     let [parameters, gradients, means, squares, steps] =

@@ -5,7 +5,7 @@ use plimsoll_env::recording::record;
 use plimsoll_env::workload::{Workload, named_variables};
 use plimsoll_runtime::torch::Audit;
 use plimsoll_runtime::{Action, Lineage};
-use plimsoll_tests::beyond_tch::{Autocast, Moments, foreach_step, fused_step};
+use plimsoll_tests::beyond_tch::{Autocast, Update};
 use plimsoll_tests::{AsWorkload, Recorded, Stage, one_at_a_time, plan_by, random_plan, session};
 use tch::nn::{self, Module, ModuleT, OptimizerConfig, RNN};
 use tch::{Device, Kind, Reduction, TchError, Tensor};
@@ -19,16 +19,6 @@ const RECORDED: usize = 3;
 const WARM_UP: usize = 2;
 
 type Losses = Box<dyn Fn() -> Result<Tensor, TchError>>;
-
-/// Who takes the step.
-enum Update {
-    /// One of `tch`'s optimizers.
-    Tch,
-    /// Momentum, each operator acting on all parameters at once; with the velocities.
-    Foreach(Vec<Tensor>),
-    /// AdamW, all parameters in one operator.
-    Fused(Moments),
-}
 
 /// A training loop around one forward pass.
 struct Loop {
@@ -53,10 +43,9 @@ impl Loop {
             true => nn::Sgd::default().build(&variables, 1e-2),
             false => nn::AdamW::default().build(&variables, 1e-3),
         };
-        let parameters = variables.trainable_variables();
         let update = match name {
-            "foreach" => Update::Foreach(parameters.iter().map(Tensor::zeros_like).collect()),
-            "fused" => Update::Fused(Moments::of(&parameters)),
+            "foreach" => Update::Foreach(Vec::new()),
+            "fused" => Update::Fused(None),
             _ => Update::Tch,
         };
         Loop { name, variables, optimizer: optimizer.unwrap(), update, loss, micro_batches: 1, iterations: 0 }
@@ -82,11 +71,7 @@ impl Workload for Loop {
             loss.f_backward()?;
             total = total.f_add(&loss.f_detach()?)?;
         }
-        match &self.update {
-            Update::Tch => self.optimizer.step(),
-            Update::Foreach(velocities) => foreach_step(&self.trainable(), velocities, 1e-2)?,
-            Update::Fused(moments) => fused_step(&self.trainable(), moments, 1e-3)?,
-        }
+        self.update.step(&mut self.optimizer, &self.variables.trainable_variables(), 1e-3)?;
         total.f_double_value(&[0])
     }
 

@@ -4,6 +4,7 @@
 use plimsoll_env::workload::{Workload, named_variables};
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget, HostEngine, IterationReport, Runtime};
+use plimsoll_tests::beyond_tch::Update;
 use plimsoll_tests::budget::Untouched;
 use plimsoll_tests::{Stage, fast_link, one_at_a_time, session, tiny_policy};
 use tch::nn::{self, OptimizerConfig};
@@ -23,12 +24,17 @@ enum Kinds {
     Accumulated,
     /// One batch that is augmented now so, now so.
     Augmented,
+    /// One batch, after which one operator steps all parameters.
+    Fused,
+    /// One batch, after which several operators do, each of them all parameters.
+    Foreach,
 }
 
 /// A model whose optimizer keeps far more than its batches make.
 struct Wide {
     variables: nn::VarStore,
     optimizer: nn::Optimizer,
+    update: Update,
     layers: Vec<nn::Linear>,
     kind: Kinds,
     iterations: i64,
@@ -42,7 +48,12 @@ impl Wide {
         let at = variables.root();
         let layers = (0..LAYERS).map(|layer| nn::linear(&at / layer, WIDTH, WIDTH, Default::default())).collect();
         let optimizer = nn::Adam::default().build(&variables, 1e-3).unwrap();
-        Wide { variables, optimizer, layers, kind, iterations: 0 }
+        let update = match kind {
+            Kinds::Fused => Update::Fused(None),
+            Kinds::Foreach => Update::Foreach(Vec::new()),
+            _ => Update::Tch,
+        };
+        Wide { variables, optimizer, update, layers, kind, iterations: 0 }
     }
 }
 
@@ -72,7 +83,7 @@ impl Workload for Wide {
             loss.f_backward()?;
             sum += loss.f_double_value(&[])?;
         }
-        self.optimizer.step();
+        self.update.step(&mut self.optimizer, &self.variables.trainable_variables(), 1e-3)?;
         Ok(sum)
     }
 
@@ -165,6 +176,17 @@ fn of_a_loop_whose_batches_are_augmented() {
 #[test]
 fn with_little_more_than_the_gradients() {
     is_planned(&within(0.4, Kinds::Whole, Begun::Marked, 1), 10);
+}
+
+/// What steps all parameters in one operator is run in pieces, which need not all be there together.
+#[test]
+fn of_a_loop_with_a_fused_optimizer() {
+    is_planned(&within(0.6, Kinds::Fused, Begun::Marked, 1), 10);
+}
+
+#[test]
+fn of_a_loop_with_an_optimizer_of_operators_on_lists() {
+    is_planned(&within(0.7, Kinds::Foreach, Begun::Marked, 1), 10);
 }
 
 #[test]

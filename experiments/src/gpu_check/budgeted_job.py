@@ -1,7 +1,7 @@
-"""A PyTorch job, left alone or under Plimsoll, compiled by `torch.compile` or not.
+"""A PyTorch job, left alone or under Plimsoll.
 
 The argument is JSON: the device and the model, whether it has deterministic kernels for everything, a budget and a policy, or
-null, and whether blocks are compiled. Prints one line of JSON.
+null, whether blocks are compiled, and whether all of the loop is listened to. Prints one line of JSON.
 """
 
 import contextlib
@@ -31,15 +31,18 @@ def digest(model):
 
 
 def train(asked, runtime):
-    loop = Loop(asked)
-    if asked["compiled"]:
-        loop.model.blocks = nn.ModuleList(torch.compile(block) for block in loop.model.blocks)
     losses, times = [], []
-    for _ in range(WARM_UP + MEASURED):
-        started = time.perf_counter()
-        with runtime.iteration() if runtime else contextlib.nullcontext():
-            losses.append(loop.iteration().hex())
-        times.append(time.perf_counter() - started)
+    with runtime.detect() if runtime and asked["throughout"] else contextlib.nullcontext() as marked:
+        loop = Loop(asked)
+        if asked["compiled"]:
+            loop.model.blocks = nn.ModuleList(torch.compile(block) for block in loop.model.blocks)
+        for _ in range(WARM_UP + MEASURED):
+            started = time.perf_counter()
+            if marked:
+                marked.mark()
+            with runtime.iteration() if runtime and not marked else contextlib.nullcontext():
+                losses.append(loop.iteration().hex())
+            times.append(time.perf_counter() - started)
     return {"losses": losses, "parameters": digest(loop.model)}, int(1e9 * min(times[WARM_UP:]))
 
 

@@ -1,7 +1,7 @@
 //! A PyTorch job in Python, by the package, within a budget: its bits beside those of the job that is left alone, its peak, and
 //! what either takes.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use plimsoll_runtime::torch::settings::Determinism;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,10 +9,25 @@ use serde_json::Value;
 use super::script::{self, Ended};
 use super::{Findings, Member, Request};
 
+/// What a job is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// As users write it.
+    Plain,
+    /// `torch.compile` has compiled its blocks.
+    Compiled,
+    /// It works in two streams beside each other.
+    Streams,
+    /// Parameters, gradients and the optimizer's state exceed its budget; one operator steps all parameters.
+    Throughout,
+}
+
 /// No budget: what the job takes is counted, and what that costs.
 const WATCHED_BYTES: u64 = 1 << 50;
 /// Shares of the keep-all peak, of which the first that can be held counts.
 const SHARES: [f64; 2] = [0.75, 0.9];
+/// The same where that is the optimizer's state, mostly.
+const SHARES_OF_STATE: [f64; 3] = [0.6, 0.75, 0.9];
 /// What a job says that cannot be held within its budget.
 const NO_ROOM: &str = "OutOfMemoryError";
 
@@ -68,13 +83,20 @@ struct Verdict {
 }
 
 impl Verdict {
-    fn of(job: Job, budget_bytes: u64, untouched: &Job) -> anyhow::Result<Self> {
+    fn of(kind: Kind, job: Job, budget_bytes: u64, untouched: &Job) -> anyhow::Result<Self> {
         let mut report = job.report.context("a job within a budget reports")?;
-        let last = report["latest"].take().as_array_mut().and_then(Vec::pop).context("iterations were run")?;
+        let Value::Array(mut iterations) = report["latest"].take() else { bail!("iterations were run") };
+        if kind == Kind::Throughout {
+            // It ends with the loop, and with everything resident.
+            iterations.pop();
+        }
+        let peaks = iterations.iter().filter_map(|iteration| iteration["peak_bytes"].as_u64());
+        let peak_bytes = peaks.max().context("a report tells peaks")?;
+        let last = iterations.pop().context("iterations were run")?;
         let losses = job.came_to.losses.iter().zip(&untouched.came_to.losses);
         Ok(Verdict {
             budget_bytes,
-            peak_bytes: report["peak_bytes"].as_u64().context("a report tells a peak")?,
+            peak_bytes,
             identical: job.came_to == untouched.came_to,
             first_loss_that_differs: losses.into_iter().position(|(a, b)| a != b),
             makespan_ns: job.makespan_ns,
@@ -85,15 +107,21 @@ impl Verdict {
     }
 }
 
-/// Runs the part on jobs whose blocks `torch.compile` compiles, or on those where nothing is compiled.
-pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Findings) -> anyhow::Result<()> {
+/// Runs the part on a job of that kind.
+pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findings) -> anyhow::Result<()> {
     if request.package.is_none() {
         return findings.not_run("--package names no folder that holds the Python package");
     }
     let policy = request.policies.iter().find(|path| path.file_stem() == Some(member.configuration.as_ref()));
     findings.set("policy", policy)?;
     let mut asked = script::described(member, request)?;
-    asked["compiled"] = compiled.into();
+    for (what, of) in [("compiled", Kind::Compiled), ("streams", Kind::Streams), ("throughout", Kind::Throughout)] {
+        asked[what] = (kind == of).into();
+    }
+    if kind == Kind::Throughout {
+        asked["fused"] = true.into();
+        asked["config"]["batch"] = 1.into();
+    }
     asked["strict"] = (member.determinism == Determinism::Required).into();
     asked["policy"] = serde_json::to_value(policy)?;
     let mut job = |budget_bytes: Option<u64>| {
@@ -110,7 +138,7 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
     findings.set("untouched_job_repeats", repeats)?;
     findings.set("untouched_makespan_ns", untouched.makespan_ns)?;
     let judge = |key: &str, job: Job, budget_bytes, findings: &mut Findings| -> anyhow::Result<u64> {
-        let verdict = Verdict::of(job, budget_bytes, &untouched)?;
+        let verdict = Verdict::of(kind, job, budget_bytes, &untouched)?;
         if verdict.peak_bytes > budget_bytes {
             findings.fail(format!("{key}: a peak of {} bytes within {budget_bytes}", verdict.peak_bytes))?;
         }
@@ -128,7 +156,8 @@ pub fn run(request: &Request, member: &Member, compiled: bool, findings: &mut Fi
         Err(Nothing::Failed(why)) => return findings.fail(format!("watched: {why}")),
         Err(Nothing::CutShort) => return findings.set("cut_short", true),
     };
-    for share in SHARES {
+    let shares = if kind == Kind::Throughout { &SHARES_OF_STATE[..] } else { &SHARES };
+    for share in shares {
         let budget_bytes = (share * keep_all_peak_bytes as f64) as u64;
         match job(Some(budget_bytes))? {
             Ok(job) => return judge("within_a_budget", job, budget_bytes, findings).map(drop),

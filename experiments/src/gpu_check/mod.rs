@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use tch::Device;
 
+use jobs::Kind;
 pub use members::{Member, member};
 pub use schedule::{Step, schedule};
 
@@ -62,6 +63,10 @@ pub enum Part {
     Python,
     /// The same of one whose blocks `torch.compile` has compiled
     Compiled,
+    /// The same of one that works in two streams beside each other
+    Streams,
+    /// The same of one whose parameters, gradients and optimizer's state exceed the budget
+    Throughout,
     /// The largest batch that trains within the same memory, left alone and under a budget
     Batch,
     /// What the interceptor costs
@@ -94,8 +99,10 @@ impl Part {
                 Some(checkpoint) => on(fast, findings, &|bed, findings| checkpoint.beside(bed, request, findings)),
                 None => Ok(()),
             },
-            Part::Python => jobs::run(request, member, false, findings),
-            Part::Compiled => jobs::run(request, member, true, findings),
+            Part::Python => jobs::run(request, member, Kind::Plain, findings),
+            Part::Compiled => jobs::run(request, member, Kind::Compiled, findings),
+            Part::Streams => jobs::run(request, member, Kind::Streams, findings),
+            Part::Throughout => jobs::run(request, member, Kind::Throughout, findings),
             Part::Batch => on(fast, findings, &|bed, findings| batch::run(bed, request, findings)),
             Part::Interceptor => on(fast, findings, &interceptor::run),
         }

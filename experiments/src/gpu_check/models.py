@@ -119,18 +119,37 @@ class Loop:
         with torch.device(self.device):
             self.model = (Gpt if is_gpt else Resnet)(config)
         # One parameter after another, as the optimizers of libtorch's C++ half do.
+        how = {"fused": True} if asked.get("fused") else {"foreach": False}
         if is_gpt:
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config["learning_rate"], foreach=False)
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config["learning_rate"], **how)
         else:
             learning_rate, momentum = config["learning_rate"], config["momentum"]
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate, momentum=momentum, foreach=False)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate, momentum=momentum, **how)
         self.inputs, self.targets = self.model.batch(config, self.device)
+        if asked.get("streams") and self.device == "cpu":
+            raise ValueError("a processor has no streams")
+        self.beside = torch.cuda.Stream() if asked.get("streams") else None
+
+    def loss(self, recompute):
+        if not self.beside:
+            return functional.cross_entropy(self.model(self.inputs, recompute), self.targets)
+        # Half of the batch in a stream of its own, beside the other half; and so the backward passes.
+        here = torch.cuda.current_stream()
+        halves = zip(self.inputs.chunk(2), self.targets.chunk(2))
+        self.beside.wait_stream(here)
+        losses = []
+        for stream, (inputs, targets) in zip([self.beside, here], halves):
+            with torch.cuda.stream(stream):
+                losses.append(functional.cross_entropy(self.model(inputs, recompute), targets))
+        here.wait_stream(self.beside)
+        losses[0].record_stream(here)
+        return sum(losses) / 2
 
     def iteration(self, recompute=False, saved=contextlib.nullcontext):
         """One iteration, and its loss: recomputing every block, or in a context for the tensors that are saved."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=self.bf16), saved():
-            loss = functional.cross_entropy(self.model(self.inputs, recompute), self.targets)
+            loss = self.loss(recompute)
         loss.backward()
         self.optimizer.step()
         return loss.item()

@@ -31,6 +31,8 @@ pub(super) type PartName = (u64, u64);
 /// What is predicted of several parts together: bytes over the budget, time, and bytes that are copied there or back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Price {
+    /// Bytes that every plan takes over the budget. What the one that was made takes says nothing then.
+    pub(super) unavoidable_bytes: u64,
     pub(super) over_budget_bytes: u64,
     pub(super) makespan_ns: u64,
     pub(super) copied_bytes: u64,
@@ -39,15 +41,21 @@ pub(super) struct Price {
 impl Price {
     pub(super) fn and(self, other: Price) -> Price {
         Price {
+            unavoidable_bytes: self.unavoidable_bytes.max(other.unavoidable_bytes),
             over_budget_bytes: self.over_budget_bytes.max(other.over_budget_bytes),
             makespan_ns: self.makespan_ns + other.makespan_ns,
             copied_bytes: self.copied_bytes + other.copied_bytes,
         }
     }
 
+    /// By how much it does not hold the budget.
+    fn excess(self) -> (u64, u64) {
+        (self.unavoidable_bytes, self.over_budget_bytes)
+    }
+
     /// Whether it holds the budget as well, and takes less than this share of the other's time.
     fn is_faster(self, share: f64, other: Price) -> bool {
-        self.over_budget_bytes == other.over_budget_bytes
+        self.excess() == other.excess()
             && (self.makespan_ns as f64) < share * other.makespan_ns as f64
     }
 
@@ -58,9 +66,9 @@ impl Price {
 
     fn is_better_than(self, other: Price) -> bool {
         let copies_less = (self.copied_bytes as f64) < BETTER * other.copied_bytes as f64;
-        self.over_budget_bytes < other.over_budget_bytes
+        self.excess() < other.excess()
             || self.is_faster(BETTER, other)
-            || self.over_budget_bytes == other.over_budget_bytes && copies_less && !other.is_faster(ALIKE, self)
+            || self.excess() == other.excess() && copies_less && !other.is_faster(ALIKE, self)
     }
 }
 

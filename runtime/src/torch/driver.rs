@@ -24,6 +24,10 @@ use crate::hardware::Tier;
 use crate::schedule::Instruction;
 use crate::trace::{OperatorId, StorageId};
 
+/// What an operator on lists uses, as a fused optimizer does, may be that part of the budget. Where it would be more it is run in
+/// pieces, which need not all be there together.
+const PIECES: u64 = 16;
+
 thread_local! {
     /// What the operator that this thread runs is writing over.
     static WRITTEN: RefCell<Vec<Written>> = const { RefCell::new(Vec::new()) };
@@ -833,6 +837,7 @@ impl Shared {
         driver.begin(leader, wanted)?;
         drop(driver);
         shim::set_line(line_bytes);
+        shim::set_piece(line_bytes / PIECES);
         Ok(())
     }
 
@@ -971,6 +976,7 @@ impl Shared {
     pub(crate) fn end(&self, follows: Follows) -> Result<Ended, Fault> {
         let ended = self.restore_and_finish(follows);
         shim::set_line(u64::MAX);
+        shim::set_piece(u64::MAX);
         let mut driver = self.lock();
         driver.residency.ending = Ending::No;
         driver.residency.exempt = false;

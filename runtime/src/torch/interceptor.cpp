@@ -1,6 +1,7 @@
 #include "interceptor.h"
 
 #include "call.h"
+#include "lists.h"
 #include "operators.h"
 #include "unboxed.h"
 
@@ -97,6 +98,29 @@ void run_in_python(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   (*c10::impl::getGlobalPyInterpreter())->dispatch(handle, stack);
 }
 
+void run_whole(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::IValue* arguments = stack->data() + (stack->size() - facts.arguments.size());
+  Call(facts, keys, arguments).run([] {}, [&] {
+    facts.handle.redispatchBoxed(keys, stack);
+    return stack->data() + (stack->size() - facts.returns);
+  });
+}
+
+void run_in_pieces(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack, c10::ArrayRef<size_t> ends) {
+  std::vector<c10::impl::GenericList> results;
+  for (size_t index = 0; index < facts.returns; ++index) results.emplace_back(c10::TensorType::get());
+  size_t begin = 0;
+  for (size_t end : ends) {
+    auto piece = piece_of(facts, stack->data() + (stack->size() - facts.arguments.size()), begin, end);
+    run_whole(facts, keys, &piece);
+    for (size_t index = 0; index < facts.returns; ++index)
+      for (const c10::IValue& result : piece[index].toListRef()) results[index].push_back(result);
+    begin = end;
+  }
+  torch::jit::drop(*stack, facts.arguments.size());
+  for (auto& result : results) stack->emplace_back(std::move(result));
+}
+
 }  // namespace
 
 void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -109,11 +133,11 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
   }
   // Whatever happens from here on is the interceptor's own or inside the operator.
   c10::impl::ExcludeDispatchKeyGuard not_again(kInterceptorKey);
-  const c10::IValue* arguments = stack->data() + (stack->size() - facts.arguments.size());
-  Call(facts, keys, arguments).run([] {}, [&] {
-    handle.redispatchBoxed(keys, stack);
-    return stack->data() + (stack->size() - facts.returns);
-  });
+  if (C10_UNLIKELY(!facts.lists.empty())) {
+    auto ends = pieces(facts, stack->data() + (stack->size() - facts.arguments.size()));
+    if (!ends.empty()) return run_in_pieces(facts, keys, stack, ends);
+  }
+  run_whole(facts, keys, stack);
 }
 
 namespace {

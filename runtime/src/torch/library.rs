@@ -522,27 +522,33 @@ impl Library {
         report.planning_ns += started.elapsed().as_nanos() as u64;
     }
 
+    fn problem<'a>(&self, trace: &'a Trace, lineage: &'a Lineage, budget_bytes: u64) -> Problem<'a> {
+        Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions }
+    }
+
     /// What an iteration, or a part of one, is predicted to take between such edges, by a plan that is made for that alone.
     fn price(&self, rung: &Rung, edges: Edges, budget_bytes: u64) -> Price {
         let trace = &*rung.known.trace;
         let budget_bytes = self.left_bytes(rung, budget_bytes);
         let survey = |lineage: &Lineage| {
-            let problem = Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
             let time = TIME.max(TIME_PER_WINDOW * lineage.windows().len() as u32) / SURVEYS;
             let planner = Planner { limits: Limits::wall(time), ..SURVEY };
-            self.decider.plan(problem, &planner, Some(&rung.scheduled.plan))
+            self.decider.plan(self.problem(trace, lineage, budget_bytes), &planner, Some(&rung.scheduled.plan))
         };
-        let lineage = Lineage::between(trace, edges);
+        let mut lineage = Lineage::between(trace, edges);
         let mut planned = survey(&lineage);
         // What has no time to leave before the end leaves when the next one begins.
         let mut timeline = Timeline::new(trace, &lineage, self.tiers);
         timeline.predict(&planned.plan, budget_bytes);
         let with_leaving = lineage.edges().with_leaving(&timeline.leaving());
         if with_leaving != *lineage.edges() {
-            planned = survey(&Lineage::between(trace, with_leaving));
+            lineage = Lineage::between(trace, with_leaving);
+            planned = survey(&lineage);
         }
         let Prediction { makespan_ns, over_budget_bytes, offloaded_bytes, prefetched_bytes, .. } = planned.prediction;
-        Price { over_budget_bytes, makespan_ns, copied_bytes: offloaded_bytes + prefetched_bytes }
+        let unavoidable_bytes = self.problem(trace, &lineage, budget_bytes).unavoidable_bytes().saturating_sub(budget_bytes);
+        let copied_bytes = offloaded_bytes + prefetched_bytes;
+        Price { unavoidable_bytes, over_budget_bytes, makespan_ns, copied_bytes }
     }
 
     /// Plans a program anew, of which more is known.
@@ -705,7 +711,7 @@ impl Library {
         let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
-        let problem = Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions };
+        let problem = self.problem(trace, lineage, budget_bytes);
         let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
             Plan::keep_all(lineage.windows().len())
         } else {

@@ -1,5 +1,6 @@
 #include "operators.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -32,6 +33,11 @@ const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn
 // They cannot be told what a rerun would have to be, or are for what happens around them.
 const Names kOnce = {"record_stream", "region_once", "touch"};
 
+// They work out each place of their lists by itself, as all do whose names begin with `_foreach_`, but for one whose results are
+// lists: in the scratch space of its kernel, what one place leaves free counts as nought.
+const Names kByPlace = {"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_", "_amp_foreach_non_finite_check_and_unscale_"};
+const Names kNotByPlace = {"_foreach_max"};
+
 // Composites that read bytes themselves, where no operator that they call does.
 const Names kReadingComposites = {"max_pool1d"};
 
@@ -62,6 +68,17 @@ Argument::Kind kind_of(const c10::TypePtr& declared) {
   }
 }
 
+bool is_list(const c10::TypePtr& type) {
+  if (type->kind() != c10::TypeKind::ListType) return false;
+  auto element = type->expect<c10::ListType>()->getElementType()->kind();
+  return element == c10::TypeKind::TensorType || element == c10::TypeKind::NumberType;
+}
+
+bool works_by_place(const c10::FunctionSchema& schema, const std::string& bare) {
+  if (kNotByPlace.count(bare) || (!kByPlace.count(bare) && bare.rfind("_foreach_", 0) != 0)) return false;
+  return std::all_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) { return is_list(result.type()); });
+}
+
 }  // namespace
 
 OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handle(operator_handle) {
@@ -84,7 +101,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   if (lends) locks = "shared with others, by its address";
   reads_storage = lends || (space == "plimsoll" && bare == "read");
   auto hidden_write = kUndeclaredWrites.find(bare);
-  bool opaque = false, takes_storage = false;
+  bool opaque = false, takes_storage = false, by_place = space == "aten" && works_by_place(schema, bare);
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
     const auto& declared = schema.arguments()[index];
     Argument argument;
@@ -103,6 +120,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);
     if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
     if (argument.kind != Argument::Value) tensor_arguments.push_back(index);
+    if (by_place && is_list(declared.type())) lists.push_back(index);
     arguments.push_back(argument);
   }
 

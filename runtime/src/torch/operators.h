@@ -30,6 +30,7 @@ struct OperatorFacts {
   std::string text;
   std::vector<Argument> arguments;
   std::vector<size_t> tensor_arguments;  // those of another kind than Value
+  std::vector<size_t> lists;             // of an operator that works out each place of its lists by itself: those
   size_t returns = 0;
   int training_argument = -1;    // batch-norm: the flag that makes it write its statistics; -1 where it always does
   int generator_argument = -1;

@@ -6,6 +6,7 @@
 #include "call.h"
 #include "entries.h"
 #include "interceptor.h"
+#include "lists.h"
 #include "recipe.h"
 #include "streams.h"
 
@@ -109,6 +110,7 @@ uint64_t plimsoll_live_bytes(void) { return live_bytes(); }
 uint64_t plimsoll_peak_bytes(void) { return peak_bytes(); }
 void plimsoll_reset_peak(void) { reset_peak(); }
 void plimsoll_set_line(uint64_t bytes) { set_line(bytes); }
+void plimsoll_set_piece(uint64_t bytes) { set_piece_bytes(bytes); }
 
 void plimsoll_device_bytes(PlimsollDeviceBytes* out) {
   AcceleratorBytes now = accelerator_bytes();

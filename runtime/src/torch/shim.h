@@ -128,6 +128,8 @@ uint64_t plimsoll_peak_bytes(void);
 void plimsoll_reset_peak(void);
 // Device bytes that no allocation may exceed; UINT64_MAX for none. Over them `pressure` is called.
 void plimsoll_set_line(uint64_t bytes);
+// What an operator on lists may use without being run in pieces, where it can be; UINT64_MAX for anything.
+void plimsoll_set_piece(uint64_t bytes);
 
 // Kernels that give the same bits in every run: not asked for; preferred, with a warning where there are none; required.
 enum PlimsollDeterminism { PLIMSOLL_ANY_KERNELS = 0, PLIMSOLL_PREFER_DETERMINISTIC = 1, PLIMSOLL_REQUIRE_DETERMINISTIC = 2 };

@@ -250,6 +250,7 @@ unsafe extern "C" {
     fn plimsoll_peak_bytes() -> u64;
     fn plimsoll_reset_peak();
     fn plimsoll_set_line(bytes: u64);
+    fn plimsoll_set_piece(bytes: u64);
     fn plimsoll_take_freed(out: *mut Entry, capacity: usize) -> usize;
     fn plimsoll_forget(entry: Entry);
     fn plimsoll_entry_of(tensor: *const c_void) -> u32;
@@ -485,6 +486,12 @@ pub(crate) fn reset_peak() {
 pub(crate) fn set_line(bytes: u64) {
     // SAFETY: sets a number.
     unsafe { plimsoll_set_line(bytes) }
+}
+
+/// Sets what an operator on lists may use without being run in pieces; `u64::MAX` for anything.
+pub(crate) fn set_piece(bytes: u64) {
+    // SAFETY: sets a number.
+    unsafe { plimsoll_set_piece(bytes) }
 }
 
 /// Appends the entries whose storages have died since the last call.
