@@ -47,6 +47,16 @@ const char* plimsoll_tests_autocast(int enter) {
   });
 }
 
+// Of each tensor a number times itself and the tangent of that, by operators that act on all of them, in place and not; the first.
+const char* plimsoll_tests_blend(at::Tensor* const* tensors, size_t count, double number, at::Tensor** first) {
+  return caught([&] {
+    auto scaled = at::_foreach_mul(list(tensors, count), number);
+    at::_foreach_add_(scaled, at::_foreach_tanh(scaled));
+    *first = new at::Tensor(scaled[0]);
+    for (size_t index = 1; index < count; ++index) **first = **first + scaled[index].mean();
+  });
+}
+
 // Clips all gradients to a norm of at most one, then steps by momentum, as `clip_grad_norm_` and `SGD(foreach=True)` do.
 const char* plimsoll_tests_foreach_step(at::Tensor* const* parameters, at::Tensor* const* gradients,
                                         at::Tensor* const* velocities, size_t count, double rate) {

@@ -7,6 +7,12 @@ use tch::{TchError, Tensor, nn};
 
 unsafe extern "C" {
     fn plimsoll_tests_autocast(enter: c_int) -> *const c_char;
+    fn plimsoll_tests_blend(
+        tensors: *const *const c_void,
+        count: usize,
+        number: f64,
+        first: *mut *mut c_void,
+    ) -> *const c_char;
     fn plimsoll_tests_foreach_step(
         parameters: *const *const c_void,
         gradients: *const *const c_void,
@@ -56,6 +62,18 @@ impl Drop for Autocast {
     fn drop(&mut self) {
         // SAFETY: as above. Leaving cannot fail.
         let _ = unsafe { checked(plimsoll_tests_autocast(0)) };
+    }
+}
+
+/// Of each tensor a number times itself and the tangent of that, by operators that act on all of them, in place and not; the first, with
+/// the means of the others.
+pub fn blend(tensors: &[Tensor], number: f64) -> Result<Tensor, TchError> {
+    let tensors = pointers(tensors);
+    let mut first = std::ptr::null_mut();
+    // SAFETY: tch's pointers are those of tensors; what is written where there is no error is one that nobody else owns.
+    unsafe {
+        checked(plimsoll_tests_blend(tensors.as_ptr(), tensors.len(), number, &mut first))?;
+        Ok(Tensor::from_ptr(first.cast()))
     }
 }
 

@@ -19,6 +19,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, TchError, Tensor};
 
+use crate::beyond_tch::blend;
 use crate::{random_plan, session};
 
 /// Iterations before the loop repeats itself, and those that a trace is made of.
@@ -77,6 +78,7 @@ const OPERATIONS: &[Operation] = &[
     Operation::Attention,
     Operation::HalfPrecision,
     Operation::Complex,
+    Operation::Lists,
     Operation::FromNothing,
     Operation::FilledIn,
     Operation::Detach,
@@ -134,6 +136,8 @@ enum Operation {
     Attention,
     HalfPrecision,
     Complex,
+    /// Operators on lists of registers.
+    Lists,
     FromNothing,
     FilledIn,
     Detach,
@@ -853,6 +857,11 @@ impl<'a> Machine<'a> {
                 complex.f_mul(&complex.f_conj()?)?.f_view_as_real()?.f_reshape([rows, columns])?
             }
             Operation::Complex => a.f_abs()?,
+            Operation::Lists => {
+                let others = registers.iter().filter(|other| other.kind() == Kind::Float).take(1 + step.c as usize % 6);
+                let lists: Vec<Tensor> = [&a, &b].into_iter().chain(others).map(Tensor::shallow_clone).collect();
+                blend(&lists, number)?
+            }
             Operation::FromNothing => {
                 let made = [Tensor::f_zeros, Tensor::f_ones, Tensor::f_rand][step.c as usize % 3];
                 a.f_add(&made(&a.size(), (Kind::Float, Device::Cpu))?)?

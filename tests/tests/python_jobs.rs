@@ -9,6 +9,9 @@ use plimsoll_tests::python::{has_headers, package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::Value;
 
+/// The job.
+const JOB: &str = "python_job.py";
+
 /// What a job needs to run.
 struct Ground {
     /// Where Python looks for packages: ours, torch, and what torch imports.
@@ -30,10 +33,10 @@ fn root() -> PathBuf {
 }
 
 impl Ground {
-    /// Starts the job with those flags.
-    fn start(&self, flags: &str, environment: &[(&str, &str)]) -> Child {
+    /// Starts a program of the folder of tests with those flags.
+    fn start(&self, program: &str, flags: &str, environment: &[(&str, &str)]) -> Child {
         let mut python = Command::new("python3");
-        python.arg(root().join("tests/python_job.py")).args(flags.split_whitespace());
+        python.arg(root().join("tests").join(program)).args(flags.split_whitespace());
         python.env("PYTHONPATH", std::env::join_paths(&self.packages).unwrap()).env("GOMP_SPINCOUNT", "0");
         python.env("TORCHINDUCTOR_CACHE_DIR", compiled());
         if let Some(stand_in) = &self.stand_in {
@@ -44,7 +47,7 @@ impl Ground {
 
     /// The job with those flags: what it prints, or the last line of its complaint.
     fn job(&self, flags: &str) -> Result<Value, String> {
-        end(self.start(flags, &[]))
+        end(self.start(JOB, flags, &[]))
     }
 
     /// The job with those flags, by two processes that share its work.
@@ -53,7 +56,7 @@ impl Ground {
         let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("GLOO_SOCKET_IFNAME", "lo")];
         let start = |rank| {
             let place = [("WORLD_SIZE", "2"), ("RANK", rank)];
-            self.start(flags, &[meeting.as_slice(), &place].concat())
+            self.start(JOB, flags, &[meeting.as_slice(), &place].concat())
         };
         ["0", "1"].map(start).map(|process| end(process).unwrap())
     }
@@ -181,22 +184,38 @@ fn iterations_of_a_job_are_found() {
     }
 }
 
-/// What is there all the time alone exceeds the budget: some of it is away from one iteration to the next.
+/// What is there all the time alone exceeds the budget: some of it is away from one iteration to the next, whether parameters are
+/// updated one by one or all in one operator.
 #[test]
 fn what_lasts_may_be_away_between_the_iterations_of_a_job() {
     let Some(ground) = ground() else { return };
-    let flags = "--sequence 4 --iterations 20";
-    let untouched = ground.job(flags).unwrap();
-    let budget_bytes = ground.budget_bytes("--sequence 4");
-    let refused = ground.job(&format!("{flags} --budget {budget_bytes}B")).unwrap_err();
-    assert!(refused.contains("resident between iterations"), "{refused}");
-    for how in ["--mark", "--detect"] {
-        let job = ground.job(&format!("{flags} --budget {budget_bytes}B {how}")).unwrap();
-        assert_same(&job, &untouched);
-        let (last, others) = job["report"]["latest"].as_array().unwrap().split_last().unwrap();
-        let exceeds = |iteration: &Value| iteration["peak_bytes"].as_u64() > Some(budget_bytes);
-        assert!(!others.iter().any(exceeds) && exceeds(last), "{how}: {}", job["report"]);
-        assert_eq!(others.last().unwrap()["course"], "planned", "{how}: {}", job["report"]);
+    let jobs = [("cpu", "", &["--mark", "--detect"][..]), ("cuda", "--fused", &["--mark"])];
+    for (device, update, begun) in
+        jobs.into_iter().filter(|(device, ..)| ground.devices().any(|other| other == *device))
+    {
+        let flags = format!("--device {device} {update} --sequence 4 --iterations 20");
+        let untouched = ground.job(&flags).unwrap();
+        let budget_bytes = ground.budget_bytes(&flags);
+        let refused = ground.job(&format!("{flags} --budget {budget_bytes}B")).unwrap_err();
+        assert!(refused.contains("resident between iterations"), "{refused}");
+        for how in begun {
+            let job = ground.job(&format!("{flags} --budget {budget_bytes}B {how}")).unwrap();
+            assert_same(&job, &untouched);
+            let (last, others) = job["report"]["latest"].as_array().unwrap().split_last().unwrap();
+            let exceeds = |iteration: &Value| iteration["peak_bytes"].as_u64() > Some(budget_bytes);
+            assert!(!others.iter().any(exceeds) && exceeds(last), "{flags} {how}: {}", job["report"]);
+            assert_eq!(others.last().unwrap()["course"], "planned", "{flags} {how}: {}", job["report"]);
+        }
+    }
+}
+
+/// Within less than one of them uses.
+#[test]
+fn operators_on_lists_come_to_the_same_in_pieces() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let run = |budget: &str| end(ground.start("list_operators.py", &format!("--device {device} {budget}"), &[]));
+        assert_eq!(run("--budget 2.5MB").unwrap(), run("").unwrap(), "{device}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Measures what copies between a device and its slow tier take: by size, alone and beside compute.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_runtime::Link;
 use plimsoll_runtime::hardware::Tier;
@@ -10,8 +10,9 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use crate::engines::{EngineError, Engines};
 
-/// Rounds of each measurement, of which the fastest counts; the first gets the memory.
+/// Rounds of each measurement, of which the fastest counts; the first gets the memory. There are fewer where those after it take long.
 const ROUNDS: usize = 5;
+const ROUNDS_TAKE: Duration = Duration::from_millis(100);
 /// Bytes that one round copies at least, so that a small copy is not timed alone.
 const ROUND_BYTES: usize = 64 << 20;
 /// Most copies of a round.
@@ -83,7 +84,7 @@ impl CopyTable {
 
     /// Measures copies of `sizes` bytes each, which ascend, between `device` and its slow tier.
     pub fn measure(engines: &Engines, device: Device, sizes: &[usize]) -> Result<Self, CopyProbeError> {
-        let mut bed = Bed { engine: engines.engine(None)?, engines, device };
+        let mut bed = Bed::new(engines, device)?;
         let rates = sizes.iter().map(|&bytes| bed.rates(bytes)).collect::<Result<_, _>>()?;
         Ok(CopyTable { rates, queueing_ns: bed.queueing_ns()? })
     }
@@ -121,9 +122,20 @@ struct Bed<'a> {
     engine: Box<dyn CopyEngine>,
     engines: &'a Engines,
     device: Device,
+    /// A matrix, and what it takes to multiply it by itself.
+    factor: Tensor,
+    product_s: f64,
 }
 
-impl Bed<'_> {
+impl<'a> Bed<'a> {
+    fn new(engines: &'a Engines, device: Device) -> Result<Self, CopyProbeError> {
+        let factor = Tensor::f_rand([MATRIX, MATRIX], (Kind::Float, device))?;
+        let mut bed = Bed { engine: engines.engine(None)?, engines, device, factor, product_s: 0.0 };
+        let nothing = Tensor::f_zeros([1], (Kind::Uint8, device))?;
+        bed.product_s = bed.fastest(&nothing, 0, Way::Out, 4)? / 4.0;
+        Ok(bed)
+    }
+
     fn rates(&mut self, bytes: usize) -> Result<CopyRates, CopyProbeError> {
         let [(out_s, out_beside_s, out_cost_s), (back_s, back_beside_s, back_cost_s)] =
             [self.way(bytes, Way::Out)?, self.way(bytes, Way::Back)?];
@@ -142,30 +154,35 @@ impl Bed<'_> {
     fn way(&mut self, bytes: usize, way: Way) -> Result<(f64, f64, f64), CopyProbeError> {
         let mut copies = (ROUND_BYTES / bytes).clamp(1, COPIES_MAX);
         let device = Tensor::f_zeros([bytes as i64], (Kind::Uint8, self.device))?;
-        let factor = Tensor::f_rand([MATRIX, MATRIX], (Kind::Float, self.device))?;
-        let mut fastest = |copies, products| -> Result<f64, CopyProbeError> {
-            let mut fastest_s = f64::INFINITY;
-            for _ in 0..ROUNDS {
-                fastest_s = fastest_s.min(self.both(&device, bytes, copies, way, products, &factor)?);
-            }
-            Ok(fastest_s)
-        };
-        let mut alone_s = fastest(copies, 0)?;
+        let mut alone_s = self.fastest(&device, copies, way, 0)?;
         let more = ((copies as f64 * ROUND_LEAST_S / alone_s).ceil() as usize).min(COPIES_MAX);
         if more > copies
-            && let Ok(longer_s) = fastest(more, 0)
+            && let Ok(longer_s) = self.fastest(&device, more, way, 0)
         {
             (copies, alone_s) = (more, longer_s);
         }
         // Half as long as the copies, then twice: the one shows what compute takes from copies, the other the reverse.
-        let product_s = fastest(0, 4)? / 4.0;
+        let product_s = self.product_s;
         let products_in = |seconds: f64| ((seconds / product_s).ceil() as usize).clamp(1, 1000);
-        let beside_s = fastest(copies, products_in(alone_s / 2.0))?;
+        let beside_s = self.fastest(&device, copies, way, products_in(alone_s / 2.0))?;
         let many = products_in(2.0 * alone_s);
-        let (compute_s, both_s) = (fastest(0, many)?, fastest(copies, many)?);
+        let (compute_s, both_s) = (self.fastest(&device, 0, way, many)?, self.fastest(&device, copies, way, many)?);
         let each = |seconds: f64| seconds / copies as f64;
         let cost_s = each((both_s - compute_s).max(0.0));
         Ok((each(alone_s), each(beside_s.max(alone_s)), cost_s))
+    }
+
+    /// Seconds of the fastest round of [`Bed::both`].
+    fn fastest(&mut self, device: &Tensor, copies: usize, way: Way, products: usize) -> Result<f64, CopyProbeError> {
+        let mut fastest_s = self.both(device, copies, way, products)?;
+        let started = Instant::now();
+        for _ in 1..ROUNDS {
+            fastest_s = fastest_s.min(self.both(device, copies, way, products)?);
+            if started.elapsed() > ROUNDS_TAKE {
+                break;
+            }
+        }
+        Ok(fastest_s)
     }
 
     /// What it takes the host to queue one copy among operators, on a device that works through both later. None where another thread
@@ -214,17 +231,9 @@ impl Bed<'_> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Makes `copies` copies and, meanwhile, `products` products. Seconds until all is done.
-    fn both(
-        &mut self,
-        device: &Tensor,
-        bytes: usize,
-        copies: usize,
-        way: Way,
-        products: usize,
-        factor: &Tensor,
-    ) -> Result<f64, CopyProbeError> {
-        let start: *mut u8 = device.data_ptr().cast();
+    /// Makes `copies` copies of all of a tensor and, meanwhile, `products` products. Seconds until all is done.
+    fn both(&mut self, device: &Tensor, copies: usize, way: Way, products: usize) -> Result<f64, CopyProbeError> {
+        let (start, bytes): (*mut u8, _) = (device.data_ptr().cast(), device.numel());
         let mut kept = Vec::new();
         if way == Way::Back && copies > 0 {
             // SAFETY: the tensor lives, and nothing writes it until the copy has been waited for.
@@ -251,7 +260,7 @@ impl Bed<'_> {
             }
         }
         for _ in 0..products {
-            drop(factor.f_mm(factor)?);
+            drop(self.factor.f_mm(&self.factor)?);
         }
         tickets.iter().try_for_each(|ticket| self.engine.wait(ticket))?;
         self.engines.settle();

@@ -118,7 +118,7 @@ class Loop:
         torch.manual_seed(1)
         with torch.device(self.device):
             self.model = (Gpt if is_gpt else Resnet)(config)
-        # One parameter after another, as the optimizers of libtorch's C++ half do.
+        # All parameters in one operator, or one after another, as the optimizers of libtorch's C++ half do.
         how = {"fused": True} if asked.get("fused") else {"foreach": False}
         if is_gpt:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config["learning_rate"], **how)
@@ -128,6 +128,8 @@ class Loop:
         self.inputs, self.targets = self.model.batch(config, self.device)
         if asked.get("streams") and self.device == "cpu":
             raise ValueError("a processor has no streams")
+        if asked.get("streams") and not is_gpt:
+            raise ValueError("both streams would write the statistics of batches")
         self.beside = torch.cuda.Stream() if asked.get("streams") else None
 
     def loss(self, recompute):
@@ -148,7 +150,9 @@ class Loop:
     def iteration(self, recompute=False, saved=contextlib.nullcontext):
         """One iteration, and its loss: recomputing every block, or in a context for the tensors that are saved."""
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=self.bf16), saved():
+        # What one stream has cast the other would have to wait for.
+        shares_casts = not self.beside
+        with torch.autocast(self.device.split(":")[0], torch.bfloat16, self.bf16, shares_casts), saved():
             loss = self.loss(recompute)
         loss.backward()
         self.optimizer.step()

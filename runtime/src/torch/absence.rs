@@ -31,7 +31,7 @@ pub(super) type PartName = (u64, u64);
 /// What is predicted of several parts together: bytes over the budget, time, and bytes that are copied there or back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Price {
-    /// Bytes that every plan takes over the budget. What the one that was made takes says nothing then.
+    /// Bytes that every plan takes over the budget. Where there are any, what the one that was made takes says little.
     pub(super) unavoidable_bytes: u64,
     pub(super) over_budget_bytes: u64,
     pub(super) makespan_ns: u64,
@@ -55,8 +55,7 @@ impl Price {
 
     /// Whether it holds the budget as well, and takes less than this share of the other's time.
     fn is_faster(self, share: f64, other: Price) -> bool {
-        self.excess() == other.excess()
-            && (self.makespan_ns as f64) < share * other.makespan_ns as f64
+        self.excess() == other.excess() && (self.makespan_ns as f64) < share * other.makespan_ns as f64
     }
 
     /// Whether it is better, or by so little that neither is.
@@ -218,6 +217,19 @@ mod tests {
             ..priced(1_000 + away.len() as u64)
         });
         assert_eq!(absence.away(), &entries[..], "less is copied in what is hardly more time");
+    }
+
+    /// Where no plan holds the budget, the one that was made does not tell that it becomes easier.
+    #[test]
+    fn as_much_is_away_as_some_plan_needs() {
+        let could = [0, 1, 2, 3].map(|entry| Leavable { entry: Entry::numbered(entry), bytes: 100, idle_ns: 1 });
+        let mut absence = Absence::default();
+        absence.decide(could.to_vec(), |away| {
+            let unavoidable_bytes = 3_u64.saturating_sub(away.len() as u64);
+            let over_budget_bytes = if unavoidable_bytes == 0 { 0 } else { 9 };
+            Price { unavoidable_bytes, over_budget_bytes, ..priced(1_000 + 100 * away.len() as u64) }
+        });
+        assert_eq!(absence.away().len(), 3);
     }
 
     #[test]

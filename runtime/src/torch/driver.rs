@@ -24,9 +24,14 @@ use crate::hardware::Tier;
 use crate::schedule::Instruction;
 use crate::trace::{OperatorId, StorageId};
 
-/// What an operator on lists uses, as a fused optimizer does, may be that part of the budget. Where it would be more it is run in
+/// What the lists of an operator hold, as of a fused optimizer's, may be that part of the budget. Where it would be more it is run in
 /// pieces, which need not all be there together.
 const PIECES: u64 = 16;
+
+/// What the lists of one piece may hold: a power of two, so that the program has the same operators within most other budgets.
+fn piece_bytes(budget_bytes: u64) -> u64 {
+    (budget_bytes / PIECES).checked_ilog2().map_or(0, |exponent| 1 << exponent)
+}
 
 thread_local! {
     /// What the operator that this thread runs is writing over.
@@ -837,7 +842,7 @@ impl Shared {
         driver.begin(leader, wanted)?;
         drop(driver);
         shim::set_line(line_bytes);
-        shim::set_piece(line_bytes / PIECES);
+        shim::set_piece(piece_bytes(line_bytes));
         Ok(())
     }
 

@@ -546,7 +546,8 @@ impl Library {
             planned = survey(&lineage);
         }
         let Prediction { makespan_ns, over_budget_bytes, offloaded_bytes, prefetched_bytes, .. } = planned.prediction;
-        let unavoidable_bytes = self.problem(trace, &lineage, budget_bytes).unavoidable_bytes().saturating_sub(budget_bytes);
+        let unavoidable_bytes =
+            self.problem(trace, &lineage, budget_bytes).unavoidable_bytes().saturating_sub(budget_bytes);
         let copied_bytes = offloaded_bytes + prefetched_bytes;
         Price { unavoidable_bytes, over_budget_bytes, makespan_ns, copied_bytes }
     }

@@ -33,10 +33,12 @@ const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn
 // They cannot be told what a rerun would have to be, or are for what happens around them.
 const Names kOnce = {"record_stream", "region_once", "touch"};
 
-// They work out each place of their lists by itself, as all do whose names begin with `_foreach_`, but for one whose results are
-// lists: in the scratch space of its kernel, what one place leaves free counts as nought.
+// They work out each place of their lists by itself, as those do whose names begin with `_foreach_`.
 const Names kByPlace = {"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_", "_amp_foreach_non_finite_check_and_unscale_"};
+// Their kernel has scratch space for all places together, where what one leaves free counts as nought.
 const Names kNotByPlace = {"_foreach_max"};
+// Nor do operators with such an argument: results that may be inputs of other places; which dimension of all of them.
+const Names kOfAllPlaces = {"out", "dim"};
 
 // Composites that read bytes themselves, where no operator that they call does.
 const Names kReadingComposites = {"max_pool1d"};
@@ -76,6 +78,11 @@ bool is_list(const c10::TypePtr& type) {
 
 bool works_by_place(const c10::FunctionSchema& schema, const std::string& bare) {
   if (kNotByPlace.count(bare) || (!kByPlace.count(bare) && bare.rfind("_foreach_", 0) != 0)) return false;
+  for (const auto& argument : schema.arguments()) {
+    // One tensor of numbers for all places.
+    bool is_split = argument.name() == "scalars" && argument.type()->kind() == c10::TypeKind::TensorType;
+    if (is_split || kOfAllPlaces.count(argument.name())) return false;
+  }
   return std::all_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) { return is_list(result.type()); });
 }
 
@@ -121,6 +128,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
     if (argument.kind != Argument::Value) tensor_arguments.push_back(index);
     if (by_place && is_list(declared.type())) lists.push_back(index);
+    if (by_place && declared.name() == "state_steps") steps_argument = static_cast<int>(index);
     arguments.push_back(argument);
   }
 

@@ -29,6 +29,9 @@ enum Eligible {
     Awaited,
     /// What reruns to come will read.
     Expected,
+    /// What was made from nothing, zeros say, and not used so far: an optimizer makes its state so, all at once. It is not dropped,
+    /// and what has no bytes yet stays.
+    Fresh,
 }
 
 /// Who decides under pressure, and what the decisions go by.
@@ -153,7 +156,8 @@ impl Residency {
         if self.discard_oldest_copy()? {
             return Ok(true);
         }
-        for eligible in [Eligible::Idle, Eligible::GradientsToo, Eligible::Awaited, Eligible::Expected] {
+        use Eligible::{Awaited, Expected, Fresh, GradientsToo, Idle};
+        for eligible in [Idle, GradientsToo, Awaited, Expected, Fresh] {
             if let Some((entry, action)) = self.choose(deficit_bytes - under_way, eligible) {
                 // A failure is remembered, so that it is not chosen again.
                 match action {
@@ -282,7 +286,8 @@ impl Residency {
             live.users == 0
                 && (live.awaited > 0) == (eligible == Eligible::Awaited)
                 && (eligible == Eligible::Expected || !live.version.is_some_and(is_expected))
-                && !live.is_fresh
+                && live.is_fresh == (eligible == Eligible::Fresh)
+                && !(live.is_fresh && live.is_made_blank)
                 && live.locked.is_none()
                 && live.bytes >= EVICTION_FLOOR_BYTES
                 && matches!(live.place, Place::Resident)
@@ -305,7 +310,7 @@ impl Residency {
     fn candidate(&mut self, entry: Entry, window: WindowId, now_ns: u64, eligible: Eligible) -> Candidate {
         let live = self.get(entry).expect("found in the table");
         let (bytes, version) = (live.bytes, live.version);
-        let may_drop = eligible != Eligible::Idle || !live.is_gradient;
+        let may_drop = !live.is_fresh && (eligible != Eligible::Idle || !live.is_gradient);
         let staleness_ns = now_ns - live.last_use_ns.min(now_ns);
         let ActionSet { swap, recompute } = self.reactive.actions;
         let link = &self.reactive.link;

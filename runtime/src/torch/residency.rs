@@ -52,6 +52,8 @@ pub(crate) struct Live {
     pub(crate) is_left_away: bool,
     /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
     pub(crate) is_fresh: bool,
+    /// Made with bytes that are undefined: while it is fresh, who made it is about to write them.
+    pub(crate) is_made_blank: bool,
     /// Made by the backward pass, and not known to be a root.
     pub(crate) is_gradient: bool,
     pub(crate) last_use_ns: u64,
@@ -250,6 +252,7 @@ impl Residency {
             awaited: 0,
             is_left_away: false,
             is_fresh: false,
+            is_made_blank: false,
             is_gradient: false,
             last_use_ns,
         })
@@ -527,7 +530,8 @@ impl Residency {
         }
         let is_fresh = operator.accesses().is_empty();
         for created in operator.created() {
-            self.known(created.entry, created.bytes, created.locked()).is_fresh = is_fresh;
+            let live = self.known(created.entry, created.bytes, created.locked());
+            (live.is_fresh, live.is_made_blank) = (is_fresh, !operator.is_replayable());
         }
         let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
         let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));

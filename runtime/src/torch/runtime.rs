@@ -401,7 +401,8 @@ impl Runtime {
         lock(&self.keeper).budget
     }
 
-    /// Draws the line elsewhere, from the next iteration on. Plans are made anew.
+    /// Draws the line elsewhere, from the next iteration on. Plans are made anew; where operators on lists are run in other pieces then,
+    /// once the program has been seen again.
     pub fn set_budget(&self, budget: Budget) {
         let Keeper { budget: line, library, report } = &mut *lock(&self.keeper);
         let mut driver = self.shared.lock();

@@ -1,0 +1,75 @@
+"""Operators on lists, left alone or by the package within less than one of them uses: prints a line of JSON, what each came to."""
+
+import argparse
+import contextlib
+import hashlib
+import json
+
+import torch
+
+PLACES, ROWS, COLUMNS = 6, 300, 100
+
+
+def digest(tensors):
+    """Of what they hold; copies, for they may be away."""
+    held = [tensor.detach().clone().cpu().contiguous().view(-1).view(torch.uint8).tolist() for tensor in tensors]
+    return hashlib.sha256(repr(held).encode()).hexdigest()
+
+
+def complaint(call):
+    """What the call is refused for."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+
+
+def run(device):
+    torch.manual_seed(0)
+    weights, slopes, means, squares = ([torch.randn(ROWS, COLUMNS, device=device) for _ in range(PLACES)] for _ in range(4))
+    factors = [0.1 * place for place in range(PLACES)]
+    number = torch.tensor(1.1, device=device)
+    steps = [torch.tensor(1.0, device=device) for _ in range(PLACES)]
+    torch._foreach_abs_(squares)
+    yield digest(torch._foreach_add(weights, slopes, alpha=2))
+    yield digest(torch._foreach_norm(slopes))
+    yield digest(torch._foreach_max(slopes))
+    yield digest(torch._foreach_pow(2.0, slopes))
+    torch._foreach_addcdiv_(weights, slopes, squares, factors)
+    torch._foreach_addcmul_(weights, slopes, squares, torch.tensor(factors))
+    torch._foreach_lerp_(means, slopes, 0.3)
+    torch._foreach_mul_(slopes, number)
+    torch._foreach_add_(steps, 1)
+    adam = dict(lr=1e-2, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
+    torch._fused_adamw_(weights, slopes, means, squares, [], steps, **adam)
+    infinite = torch.zeros(1, device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_(slopes, infinite, number)
+    # Where shapes differ, or layouts do, they stay whole, and so what is refused is refused.
+    torch._foreach_mul_([*weights, weights[0]], [*slopes, slopes[0][0]])
+    torch._foreach_add_([*means, squares[0].t()], [*slopes, weights[0].view(COLUMNS, ROWS)])
+    yield complaint(lambda: torch._foreach_add_(weights, slopes[:3]))
+    yield complaint(lambda: torch._foreach_addcmul_(weights, slopes, squares, torch.tensor([0.5])))
+    # Traced with sizes that are symbols.
+    double = torch.compile(lambda tensors: torch._foreach_mul(tensors, 2.0), dynamic=True, backend="aot_eager")
+    yield digest(double([slopes[0][1:], slopes[0][2:]]))
+    for tensors in (weights, slopes, means, squares, steps, [infinite]):
+        yield digest(tensors)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--budget")
+    parser.add_argument("--device", default="cpu")
+    asked = parser.parse_args()
+    watched = contextlib.nullcontext()
+    if asked.budget:
+        import plimsoll
+
+        watched = plimsoll.Runtime(asked.budget, device=asked.device).detect()
+    with watched:
+        found = list(run(asked.device))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
