@@ -23,6 +23,12 @@ pub fn package(folder: &Path) -> &Path {
     folder
 }
 
+/// What has `torch.compile` keep what it makes in `folder`, and not find out which vectors the processor has: that takes longer than
+/// all else it does.
+pub fn compiler(folder: &Path) -> [(&'static str, PathBuf); 2] {
+    [("TORCHINDUCTOR_CACHE_DIR", folder.to_owned()), ("TORCHINDUCTOR_VEC_ISA_OK", "0".into())]
+}
+
 /// Whether C++ can be compiled for Python, as `torch.compile` does.
 pub fn has_headers() -> bool {
     let print = "import sysconfig; print(sysconfig.get_path('include'))";

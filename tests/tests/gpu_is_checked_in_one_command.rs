@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use plimsoll_env::hardware::HardwareProfile;
 use plimsoll_tests::command::Bench;
-use plimsoll_tests::python::{has_headers, package, torch_packages};
+use plimsoll_tests::python::{compiler, has_headers, package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::{Value, json};
 
@@ -105,7 +105,9 @@ fn jobs(name: &str, parts: &str) -> Option<Value> {
     };
     let mut bench = bench(name);
     bench.set("PYTHONPATH", std::env::join_paths(torch).unwrap());
-    bench.set("TORCHINDUCTOR_CACHE_DIR", bench.path("inductor"));
+    for (variable, value) in compiler(&bench.path("inductor")) {
+        bench.set(variable, value);
+    }
     for (variable, value) in STAND_IN.iter().flat_map(|stand_in| stand_in.late(0)) {
         bench.set(variable, value);
     }

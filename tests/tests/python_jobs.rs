@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
-use plimsoll_tests::python::{has_headers, package, torch_packages};
+use plimsoll_tests::python::{compiler, has_headers, package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ impl Ground {
         let mut python = Command::new("python3");
         python.arg(root().join("tests").join(program)).args(flags.split_whitespace());
         python.env("PYTHONPATH", std::env::join_paths(&self.packages).unwrap()).env("GOMP_SPINCOUNT", "0");
-        python.env("TORCHINDUCTOR_CACHE_DIR", compiled());
+        python.envs(compiler(&compiled()));
         if let Some(stand_in) = &self.stand_in {
             python.envs(stand_in.late(0));
         }

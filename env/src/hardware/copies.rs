@@ -12,7 +12,7 @@ use crate::engines::{EngineError, Engines};
 
 /// Rounds of each measurement, of which the fastest counts; the first gets the memory. There are fewer where those after it take long.
 const ROUNDS: usize = 5;
-const ROUNDS_TAKE: Duration = Duration::from_millis(100);
+const ROUNDS_TAKE: Duration = Duration::from_millis(50);
 /// Bytes that one round copies at least, so that a small copy is not timed alone.
 const ROUND_BYTES: usize = 64 << 20;
 /// Most copies of a round.
