@@ -123,6 +123,12 @@ def transformers_trainer(device):
     return train(model, device, manner, train_dataset=rows(120), eval_dataset=rows(8))
 
 
+@job("throughout")
+def transformers_trainer_of_much_state(device):
+    """A trainer as it comes, with an optimizer that steps all parameters in one operator."""
+    return train(llama(), device, dict(per_device_train_batch_size=1), train_dataset=rows(40))
+
+
 @job("detected")
 def transformers_pads(device):
     """A trainer whose batches are padded to their longest passage: of a hundred lengths, whichever that is."""
