@@ -52,8 +52,9 @@ const char* plimsoll_tests_blend(at::Tensor* const* tensors, size_t count, doubl
   return caught([&] {
     auto scaled = at::_foreach_mul(list(tensors, count), number);
     at::_foreach_add_(scaled, at::_foreach_tanh(scaled));
-    *first = new at::Tensor(scaled[0]);
-    for (size_t index = 1; index < count; ++index) **first = **first + scaled[index].mean();
+    at::Tensor sum = scaled[0];
+    for (size_t index = 1; index < count; ++index) sum = sum + scaled[index].mean();
+    *first = new at::Tensor(std::move(sum));
   });
 }
 

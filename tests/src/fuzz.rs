@@ -599,7 +599,7 @@ fn enough_for_any_operator(trace: &Trace) -> u64 {
     let is_locked = |id: &StorageId| storage(id).locked.is_some() || storage(id).bytes < EVICTION_FLOOR_BYTES;
     let initial = trace.storages[..trace.initial_storages as usize].iter();
     let always_bytes = trace.unseen_bytes + initial.map(|storage| storage.bytes).sum::<u64>();
-    // Alive and not to be evicted: what is locked, and what was made from nothing and not used since.
+    // Alive and not to be evicted: what is locked, and what was made from nothing and not used since, for a while.
     let mut staying: Vec<StorageId> = Vec::new();
     let mut most_bytes = 0;
     for operator in &trace.operators {

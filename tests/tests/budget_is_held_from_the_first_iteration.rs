@@ -142,3 +142,25 @@ fn a_loop_that_fits_is_left_alone() {
         assert_eq!((report.offloaded_bytes, report.reruns, report.reactive_evictions), (0, 0, 0));
     }
 }
+
+/// So an optimizer makes its state, all at once. And a program may have filled it in past the dispatcher.
+#[test]
+fn what_was_made_from_nothing_and_not_used_so_far_may_leave() {
+    let _running = one_at_a_time();
+    session();
+    const NUMBERS: usize = 1 << 15;
+    let mut runtime = runtime(3 << 20);
+    let sums: Vec<f64> = {
+        let _iteration = runtime.iteration();
+        let make = |place: usize| match place % 2 {
+            0 => Tensor::from_slice(&vec![place as f32; NUMBERS]),
+            _ => Tensor::ones([NUMBERS as i64], (Kind::Float, Device::Cpu)),
+        };
+        let made: Vec<Tensor> = (0..32).map(make).collect();
+        made.iter().map(|tensor| tensor.sum(Kind::Float).double_value(&[])).collect()
+    };
+    let each = |place: usize| NUMBERS as f64 * if place.is_multiple_of(2) { place as f64 } else { 1.0 };
+    assert_eq!(sums, (0..32).map(each).collect::<Vec<_>>());
+    let report = runtime.report();
+    assert!(report.peak_bytes <= 3 << 20 && report.offloaded_bytes >= 1 << 20 && report.reruns == 0, "{report}");
+}

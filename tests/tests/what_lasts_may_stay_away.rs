@@ -186,7 +186,7 @@ fn of_a_loop_with_a_fused_optimizer() {
 
 #[test]
 fn of_a_loop_with_an_optimizer_of_operators_on_lists() {
-    is_planned(&within(0.7, Kinds::Foreach, Begun::Marked, 1), 10);
+    is_planned(&within(0.6, Kinds::Foreach, Begun::Marked, 1), 10);
 }
 
 #[test]

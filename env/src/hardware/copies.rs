@@ -169,6 +169,8 @@ impl<'a> Bed<'a> {
         let (compute_s, both_s) = (self.fastest(&device, 0, way, many)?, self.fastest(&device, copies, way, many)?);
         let each = |seconds: f64| seconds / copies as f64;
         let cost_s = each((both_s - compute_s).max(0.0));
+        // A device is not at its pace from the first product on.
+        self.product_s = product_s.min(compute_s / many as f64);
         Ok((each(alone_s), each(beside_s.max(alone_s)), cost_s))
     }
 

@@ -309,7 +309,7 @@ impl<R> Ancestry<R> {
 
     /// The version cannot be made again after all: the program changed its bytes past the dispatcher.
     pub(crate) fn becomes_root(&mut self, version: VersionId) {
-        debug_assert_eq!(self.version(version).anchors, 0, "what may be filled in is never evicted");
+        debug_assert_eq!(self.version(version).anchors, 0, "nothing is rebuilt from what may be filled in");
         self.version_mut(version).maker = None;
         self.epoch += 1;
     }

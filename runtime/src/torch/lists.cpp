@@ -31,6 +31,14 @@ std::optional<uint64_t> bytes_at(const OperatorFacts& facts, const c10::IValue* 
   return bytes;
 }
 
+// Whether their numbers lie alike: a dimension of one has no stride.
+bool are_laid_out_alike(const at::Tensor& tensor, const at::Tensor& other) {
+  if (tensor.sizes() != other.sizes()) return false;
+  for (int64_t dimension = 0; dimension < tensor.dim(); ++dimension)
+    if (tensor.size(dimension) != 1 && tensor.stride(dimension) != other.stride(dimension)) return false;
+  return true;
+}
+
 // Whether all that a kernel is chosen by is the same in every place.
 bool is_uniform(c10::ArrayRef<c10::IValue> list, c10::ArrayRef<c10::IValue> first_list, bool is_of_steps) {
   if (list.size() != first_list.size()) return false;
@@ -44,8 +52,7 @@ bool is_uniform(c10::ArrayRef<c10::IValue> list, c10::ArrayRef<c10::IValue> firs
     const at::Tensor& tensor = list[place].toTensor();
     const at::Tensor& beside = first_list[place].toTensor();
     if (tensor.dtype() != first.dtype() || tensor.device() != first.device() || !tensor.is_non_overlapping_and_dense()) return false;
-    bool is_shaped_alike = tensor.sizes() == beside.sizes() && (tensor.numel() == 1 || tensor.strides() == beside.strides());
-    if (!is_of_steps && !is_shaped_alike) return false;
+    if (!is_of_steps && !are_laid_out_alike(tensor, beside)) return false;
   }
   return true;
 }

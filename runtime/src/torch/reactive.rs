@@ -16,6 +16,8 @@ use crate::policy::{Choice, Policy};
 
 /// Reruns looked at when a candidate's recompute time is estimated.
 const ANCESTORS_MAX: usize = 256;
+/// Operators after which what a program fills in past the dispatcher is filled in.
+const FILLED_WITHIN: u64 = 16;
 
 /// What may be evicted, the first resort first.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,8 +31,8 @@ enum Eligible {
     Awaited,
     /// What reruns to come will read.
     Expected,
-    /// What was made from nothing, zeros say, and not used so far: an optimizer makes its state so, all at once. It is not dropped,
-    /// and what has no bytes yet stays.
+    /// What was made from nothing, zeros say, and not used so far: an optimizer makes its state so, all at once. It is not dropped.
+    /// What has no bytes yet stays, and so does what was made just now: a program that fills it in past the dispatcher is at that.
     Fresh,
 }
 
@@ -287,7 +289,7 @@ impl Residency {
                 && (live.awaited > 0) == (eligible == Eligible::Awaited)
                 && (eligible == Eligible::Expected || !live.version.is_some_and(is_expected))
                 && live.is_fresh == (eligible == Eligible::Fresh)
-                && !(live.is_fresh && live.is_made_blank)
+                && !(live.is_fresh && (live.is_made_blank || self.operators < live.made_at + FILLED_WITHIN))
                 && live.locked.is_none()
                 && live.bytes >= EVICTION_FLOOR_BYTES
                 && matches!(live.place, Place::Resident)

@@ -52,8 +52,10 @@ pub(crate) struct Live {
     pub(crate) is_left_away: bool,
     /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
     pub(crate) is_fresh: bool,
-    /// Made with bytes that are undefined: while it is fresh, who made it is about to write them.
+    /// Made by what cannot be run again, as what has undefined bytes is: while it is fresh, who made it is about to write them.
     pub(crate) is_made_blank: bool,
+    /// How many operators there had been when it was made, where that is known.
+    pub(super) made_at: u64,
     /// Made by the backward pass, and not known to be a root.
     pub(crate) is_gradient: bool,
     pub(crate) last_use_ns: u64,
@@ -143,6 +145,8 @@ pub(crate) struct Residency {
     /// When an operator ended, the last one or one not long before it.
     clock_ns: u64,
     ticks: u32,
+    /// Operators that have been booked.
+    pub(super) operators: u64,
     /// What the operator being booked read and made: kept for the room that it has.
     read: Vec<Option<VersionId>>,
     made: Vec<VersionId>,
@@ -172,6 +176,7 @@ impl Residency {
             died: Vec::new(),
             clock_ns: 0,
             ticks: 0,
+            operators: 0,
             read: Vec::new(),
             made: Vec::new(),
         }
@@ -253,6 +258,7 @@ impl Residency {
             is_left_away: false,
             is_fresh: false,
             is_made_blank: false,
+            made_at: 0,
             is_gradient: false,
             last_use_ns,
         })
@@ -529,9 +535,12 @@ impl Residency {
             }
         }
         let is_fresh = operator.accesses().is_empty();
+        self.operators += 1;
+        let operators = self.operators;
         for created in operator.created() {
             let live = self.known(created.entry, created.bytes, created.locked());
             (live.is_fresh, live.is_made_blank) = (is_fresh, !operator.is_replayable());
+            live.made_at = operators;
         }
         let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
         let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));

@@ -21,6 +21,12 @@ impl Residency {
         let mut pieces = Vec::with_capacity(entries.len());
         for &entry in entries {
             let bytes = self.true_bytes(entry)? as usize;
+            // Should it not come back, a rerun would bring back what the operator made, not what the program has put there since.
+            if let Some(&Live { is_fresh: true, version: Some(version), .. }) = self.get(entry)
+                && shim::is_filled(entry, false)?
+            {
+                self.ancestry.becomes_root(version);
+            }
             pieces.push(DeviceBytes { start: shim::park(entry)?, bytes });
         }
         // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
