@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use plimsoll_tests::command::Bench;
+use plimsoll_tests::python::{package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::{Value, json};
 
@@ -145,20 +146,36 @@ fn streams_that_do_not_wait_for_each_other_are_found_out() {
 }
 
 /// What one part of the check finds on a loop of our own, where nothing is amiss.
-fn check(bench: &Bench, part: &str, member: &str) -> Value {
+fn check(bench: &Bench, part: &str, member: &str, more: &str) -> Value {
     std::fs::create_dir_all(bench.path("out")).unwrap();
     // A time that is never over.
-    bench.succeed(&format!("gpu-check --device cuda --out out --part {part} --member {member} --until 99999999999"));
+    let until = "--until 99999999999";
+    bench.succeed(&format!("gpu-check --device cuda --out out --part {part} --member {member} {until} {more}"));
     let found = bench.json(&format!("out/{part}-{member}.json"));
     assert!(found.get("failures").is_none(), "{found}");
     found
+}
+
+/// Jobs in Python of two streams, and of more state than budget.
+#[test]
+fn the_check_of_jobs_in_python_passes() {
+    let (Some(mut bench), Some(torch)) = (bench("jobs", 7), torch_packages()) else { return };
+    bench.set("PYTHONPATH", std::env::join_paths(torch).unwrap());
+    let package = package(&bench.path("package")).display().to_string();
+    for part in ["streams", "throughout"] {
+        let found = check(&bench, part, "gpt-tiny-mixed", &format!("--package {package}"));
+        assert_eq!(found["untouched_job_repeats"], true, "{found}");
+        let within = &found["within_a_budget"];
+        assert_eq!((&within["identical"], &within["last"]["course"]), (&true.into(), &"planned".into()), "{found}");
+        assert!(within["last"]["offloaded_bytes"].as_u64() > Some(0), "{found}");
+    }
 }
 
 #[test]
 fn the_check_of_bits_passes() {
     let Some(bench) = bench("identity", 6) else { return };
     for member in ["gpt-tiny", "gpt-tiny-mixed", "resnet-tiny"] {
-        let found = check(&bench, "identity", member);
+        let found = check(&bench, "identity", member, "");
         assert_eq!(found["untouched_loop_repeats"], true, "{found}");
         assert_eq!((&found["do_not_repeat"], &found["do_not_repeat_as_timed"]), (&json!([]), &json!([])), "{found}");
         let verdicts = found["verdicts"].as_array().unwrap();
@@ -175,7 +192,7 @@ fn the_check_of_memory_runs_out_of_it_and_finishes_under_a_budget() {
     for allocator in ["", "expandable_segments:False"] {
         let Some(mut bench) = bench("memory", 7) else { return };
         bench.set("PYTORCH_CUDA_ALLOC_CONF", allocator);
-        let found = check(&bench, "memory", "gpt-small");
+        let found = check(&bench, "memory", "gpt-small", "");
         let plain = found["plain_loop_within_the_limit"].as_str().unwrap();
         assert!(plain.contains("CUDA out of memory"), "{plain}");
         assert_eq!(found["untouched_loop_repeats"], true, "{found}");
@@ -190,7 +207,7 @@ fn the_check_of_memory_runs_out_of_it_and_finishes_under_a_budget() {
 #[test]
 fn the_check_of_policies_measures_every_plan() {
     let Some(bench) = bench("compare", 8) else { return };
-    let found = check(&bench, "compare", "gpt-tiny");
+    let found = check(&bench, "compare", "gpt-tiny", "");
     let points = found["points"].as_array().unwrap();
     assert!(points.len() > 10, "{found}");
     for point in points {
@@ -206,7 +223,7 @@ fn the_check_of_policies_measures_every_plan() {
 #[test]
 fn the_check_of_batches_finds_the_largest() {
     let Some(bench) = bench("batch", 9) else { return };
-    let found = check(&bench, "batch", "gpt-tiny");
+    let found = check(&bench, "batch", "gpt-tiny", "");
     let [plain, under_a_budget] = ["plain", "under_a_budget"].map(|how| found["largest"][how].as_u64().unwrap());
     assert!(0 < plain && plain <= under_a_budget, "{found}");
     assert_eq!(found["largest"]["cut_short"], false, "{found}");
