@@ -362,8 +362,8 @@ def main():
         model.layers.layers[1] = torch.compile(model.layers.layers[1], dynamic=True)
     if asked.shared:
         model = share_work(model, asked.shared, asked.device)
-    adam = functools.partial(torch.optim.AdamW, model.parameters(), lr=1e-3, fused=asked.fused or None)
-    optimizer = Hooked(model.parameters()) if asked.hooked else adam()
+    adam = dict(lr=1e-3, fused=asked.fused or None)
+    optimizer = Hooked(model.parameters()) if asked.hooked else torch.optim.AdamW(model.parameters(), **adam)
     losses = []
     before_backward = (lambda: fork(runtime, asked.device)) if asked.forks else lambda: None
     if asked.saves:

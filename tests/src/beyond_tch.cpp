@@ -58,11 +58,10 @@ const char* plimsoll_tests_blend(at::Tensor* const* tensors, size_t count, doubl
   });
 }
 
-// Clips all gradients to a norm of at most one, then steps by momentum, as `clip_grad_norm_` and `SGD(foreach=True)` do.
+// For where no gradients are recorded. Clips all gradients to a norm of at most one, then steps by momentum, as `clip_grad_norm_` and `SGD(foreach=True)` do.
 const char* plimsoll_tests_foreach_step(at::Tensor* const* parameters, at::Tensor* const* gradients,
                                         at::Tensor* const* velocities, size_t count, double rate) {
   return caught([&] {
-    at::NoGradGuard no_grad;
     auto weights = list(parameters, count), slopes = list(gradients, count), speeds = list(velocities, count);
     at::Tensor norm = at::stack(at::_foreach_norm(slopes, 2)).norm();
     at::_foreach_mul_(slopes, norm.reciprocal().clamp_max(1.0));
@@ -73,11 +72,10 @@ const char* plimsoll_tests_foreach_step(at::Tensor* const* parameters, at::Tenso
   });
 }
 
-// One step of `AdamW(fused=True)`.
+// The same. One step of `AdamW(fused=True)`.
 const char* plimsoll_tests_fused_step(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* means,
                                       at::Tensor* const* squares, at::Tensor* const* steps, size_t count, double rate) {
   return caught([&] {
-    at::NoGradGuard no_grad;
     auto counts = list(steps, count);
     at::_foreach_add_(counts, 1);
     at::_fused_adamw_(list(parameters, count), list(gradients, count), list(means, count), list(squares, count), {}, counts,

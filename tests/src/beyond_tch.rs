@@ -78,10 +78,8 @@ pub fn blend(tensors: &[Tensor], number: f64) -> Result<Tensor, TchError> {
 }
 
 /// Who steps the parameters. What it keeps of them is made when it first does.
-#[derive(Default)]
 pub enum Update {
     /// `tch`'s optimizer, one after the other.
-    #[default]
     Tch,
     /// Momentum, after all gradients were clipped to a norm of at most one, in several operators that each act on all parameters; with
     /// their velocities.

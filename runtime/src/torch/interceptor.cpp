@@ -99,7 +99,7 @@ void run_in_python(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
 }
 
 void run_whole(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const c10::IValue* arguments = stack->data() + (stack->size() - facts.arguments.size());
+  const c10::IValue* arguments = torch::jit::last(*stack, facts.arguments.size()).data();
   Call(facts, keys, arguments).run([] {}, [&] {
     facts.handle.redispatchBoxed(keys, stack);
     return stack->data() + (stack->size() - facts.returns);
@@ -109,9 +109,10 @@ void run_whole(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit:
 void run_in_pieces(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack, c10::ArrayRef<size_t> ends) {
   std::vector<c10::impl::GenericList> results;
   for (size_t index = 0; index < facts.returns; ++index) results.emplace_back(c10::TensorType::get());
+  const c10::IValue* arguments = torch::jit::last(*stack, facts.arguments.size()).data();
   size_t begin = 0;
   for (size_t end : ends) {
-    auto piece = piece_of(facts, stack->data() + (stack->size() - facts.arguments.size()), begin, end);
+    auto piece = piece_of(facts, arguments, begin, end);
     run_whole(facts, keys, &piece);
     for (size_t index = 0; index < facts.returns; ++index)
       for (const c10::IValue& result : piece[index].toListRef()) results[index].push_back(result);
@@ -134,7 +135,7 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
   // Whatever happens from here on is the interceptor's own or inside the operator.
   c10::impl::ExcludeDispatchKeyGuard not_again(kInterceptorKey);
   if (C10_UNLIKELY(!facts.lists.empty())) {
-    auto ends = pieces(facts, stack->data() + (stack->size() - facts.arguments.size()));
+    auto ends = pieces(facts, torch::jit::last(*stack, facts.arguments.size()).data());
     if (!ends.empty()) return run_in_pieces(facts, keys, stack, ends);
   }
   run_whole(facts, keys, stack);

@@ -16,8 +16,6 @@ use crate::policy::{Choice, Policy};
 
 /// Reruns looked at when a candidate's recompute time is estimated.
 const ANCESTORS_MAX: usize = 256;
-/// Operators after which what a program fills in past the dispatcher is filled in.
-const FILLED_WITHIN: u64 = 16;
 
 /// What may be evicted, the first resort first.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -288,8 +286,10 @@ impl Residency {
             live.users == 0
                 && (live.awaited > 0) == (eligible == Eligible::Awaited)
                 && (eligible == Eligible::Expected || !live.version.is_some_and(is_expected))
-                && live.is_fresh == (eligible == Eligible::Fresh)
-                && !(live.is_fresh && (live.is_made_blank || self.operators < live.made_at + FILLED_WITHIN))
+                && match eligible {
+                    Eligible::Fresh => live.filled_at.is_some_and(|at| self.operators >= at),
+                    _ => live.filled_at.is_none(),
+                }
                 && live.locked.is_none()
                 && live.bytes >= EVICTION_FLOOR_BYTES
                 && matches!(live.place, Place::Resident)
@@ -312,7 +312,7 @@ impl Residency {
     fn candidate(&mut self, entry: Entry, window: WindowId, now_ns: u64, eligible: Eligible) -> Candidate {
         let live = self.get(entry).expect("found in the table");
         let (bytes, version) = (live.bytes, live.version);
-        let may_drop = !live.is_fresh && (eligible != Eligible::Idle || !live.is_gradient);
+        let may_drop = eligible != Eligible::Fresh && (eligible != Eligible::Idle || !live.is_gradient);
         let staleness_ns = now_ns - live.last_use_ns.min(now_ns);
         let ActionSet { swap, recompute } = self.reactive.actions;
         let link = &self.reactive.link;

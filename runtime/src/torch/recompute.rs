@@ -83,9 +83,7 @@ impl Residency {
     pub(crate) fn drop_bytes(&mut self, entry: Entry) -> Result<(), Fault> {
         self.true_bytes(entry)?;
         let version = self.version_of(entry)?;
-        // A rerun would bring back what the operator made, not what the program has put there since.
-        if shim::is_filled(entry, false)? {
-            self.ancestry.becomes_root(version);
+        if self.look_whether_filled(entry, version)? {
             return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
         }
         // They are handed out again in the order of one stream, and others may still read them.
@@ -106,6 +104,16 @@ impl Residency {
         }
         shim::release(entry)?;
         Ok(())
+    }
+
+    /// Whether what `entry` holds was filled in past the dispatcher. Then it is made again no more: a rerun would bring back what the
+    /// operator made, not what the program has put there since.
+    pub(super) fn look_whether_filled(&mut self, entry: Entry, version: VersionId) -> Result<bool, Fault> {
+        let is_filled = shim::is_filled(entry, false)?;
+        if is_filled {
+            self.ancestry.becomes_root(version);
+        }
+        Ok(is_filled)
     }
 
     /// The entry whose bytes are `version` now.

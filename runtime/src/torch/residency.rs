@@ -21,6 +21,8 @@ const MAKERS_MIN: usize = 4096;
 /// Operators between two looks at the clock, where nothing needs to know when each of them ended: a look takes as long as
 /// all else that an operator costs which finds everything in its place.
 const CLOCK_EVERY: u32 = 8;
+/// Operators after which what a program fills in past the dispatcher is filled in.
+const FILLED_WITHIN: u64 = 16;
 
 /// Where a storage's bytes are, with what it takes to get them back.
 #[derive(Debug)]
@@ -50,12 +52,9 @@ pub(crate) struct Live {
     pub(crate) awaited: u32,
     /// In the slow tier, or on its way there, when an iteration ends, or a part of one, and not brought back for the next.
     pub(crate) is_left_away: bool,
-    /// Made from nothing and not used since: the program may be filling it in past the dispatcher.
-    pub(crate) is_fresh: bool,
-    /// Made by what cannot be run again, as what has undefined bytes is: while it is fresh, who made it is about to write them.
-    pub(crate) is_made_blank: bool,
-    /// How many operators there had been when it was made, where that is known.
-    pub(super) made_at: u64,
+    /// Of what was made from nothing and was not used since, for the program may be filling it in past the dispatcher: the number of
+    /// operators with which that is done.
+    pub(crate) filled_at: Option<u64>,
     /// Made by the backward pass, and not known to be a root.
     pub(crate) is_gradient: bool,
     pub(crate) last_use_ns: u64,
@@ -256,9 +255,7 @@ impl Residency {
             users: 0,
             awaited: 0,
             is_left_away: false,
-            is_fresh: false,
-            is_made_blank: false,
-            made_at: 0,
+            filled_at: None,
             is_gradient: false,
             last_use_ns,
         })
@@ -362,7 +359,7 @@ impl Residency {
             }
             // The shim could not look at what was away: that is done once it is back.
             if !access.was_away()
-                && std::mem::take(&mut live.is_fresh)
+                && live.filled_at.take().is_some()
                 && access.is_filled()
                 && let Some(version) = live.version
             {
@@ -380,7 +377,7 @@ impl Residency {
             if !matches!(live.place, Place::Resident) {
                 continue;
             }
-            let (was_fresh, version) = (std::mem::take(&mut live.is_fresh), live.version);
+            let (was_fresh, version) = (live.filled_at.take().is_some(), live.version);
             if shim::is_filled(entry, true)? && was_fresh {
                 version.into_iter().for_each(|version| self.ancestry.becomes_root(version));
                 filled.push(entry);
@@ -407,7 +404,7 @@ impl Residency {
                     && live.copy.is_none()
                     && live.bytes == access.bytes
                     && !access.was_away()
-                    && !(live.is_fresh && access.is_filled())
+                    && !(live.filled_at.is_some() && access.is_filled())
                     && (live.locked.is_some() || !access.is_locked())
             })
         };
@@ -417,7 +414,7 @@ impl Residency {
         for access in accesses {
             let live = self.live[access.entry.index()].as_mut().expect("looked at above");
             live.users += 1;
-            live.is_fresh = false;
+            live.filled_at = None;
         }
         true
     }
@@ -534,13 +531,12 @@ impl Residency {
                 live.locked = live.locked.or(access.locked());
             }
         }
-        let is_fresh = operator.accesses().is_empty();
         self.operators += 1;
-        let operators = self.operators;
+        // What has undefined bytes, as what else cannot be made again, is filled in when it is used.
+        let filled_at = if operator.is_replayable() { self.operators + FILLED_WITHIN } else { u64::MAX };
+        let filled_at = operator.accesses().is_empty().then_some(filled_at);
         for created in operator.created() {
-            let live = self.known(created.entry, created.bytes, created.locked());
-            (live.is_fresh, live.is_made_blank) = (is_fresh, !operator.is_replayable());
-            live.made_at = operators;
+            self.known(created.entry, created.bytes, created.locked()).filled_at = filled_at;
         }
         let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
         let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));
@@ -577,7 +573,7 @@ impl Residency {
 
     /// The iteration ends: the program fills nothing in meanwhile.
     pub(crate) fn settle_fresh(&mut self) {
-        self.live.iter_mut().flatten().for_each(|live| live.is_fresh = false);
+        self.live.iter_mut().flatten().for_each(|live| live.filled_at = None);
     }
 
     /// Forgets all recipes. Everything must be resident, or left away.

@@ -21,11 +21,9 @@ impl Residency {
         let mut pieces = Vec::with_capacity(entries.len());
         for &entry in entries {
             let bytes = self.true_bytes(entry)? as usize;
-            // Should it not come back, a rerun would bring back what the operator made, not what the program has put there since.
-            if let Some(&Live { is_fresh: true, version: Some(version), .. }) = self.get(entry)
-                && shim::is_filled(entry, false)?
-            {
-                self.ancestry.becomes_root(version);
+            // Should its copy be lost.
+            if let Some(&Live { filled_at: Some(_), version: Some(version), .. }) = self.get(entry) {
+                self.look_whether_filled(entry, version)?;
             }
             pieces.push(DeviceBytes { start: shim::park(entry)?, bytes });
         }
