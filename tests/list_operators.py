@@ -1,4 +1,5 @@
-"""Operators on lists, left alone or by the package within less than one of them uses: prints a line of JSON, what each came to."""
+"""Operators on lists, and optimizers that work on lists, left alone or by the package within less than one of them uses: prints a line
+of JSON, what each came to."""
 
 import argparse
 import contextlib
@@ -8,6 +9,21 @@ import json
 import torch
 
 PLACES, ROWS, COLUMNS = 6, 300, 100
+OPTIMIZERS = [
+    (torch.optim.SGD, dict(lr=0.1)),
+    (torch.optim.SGD, dict(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True)),
+    (torch.optim.Adam, dict(lr=0.1, amsgrad=True, maximize=True)),
+    (torch.optim.AdamW, dict(lr=0.1)),
+    (torch.optim.NAdam, dict(lr=0.1)),
+    (torch.optim.RAdam, dict(lr=0.1)),
+    (torch.optim.Adamax, dict(lr=0.1)),
+    (torch.optim.Adagrad, dict(lr=0.1)),
+    (torch.optim.Adadelta, dict(lr=0.1)),
+    (torch.optim.RMSprop, dict(lr=0.1, momentum=0.9, centered=True)),
+    (torch.optim.Rprop, dict(lr=0.1)),
+    (torch.optim.ASGD, dict(lr=0.1)),
+    (torch.optim.Adafactor, dict(lr=0.1)),
+]
 
 
 def digest(tensors):
@@ -24,7 +40,23 @@ def complaint(call):
         return str(error).splitlines()[0]
 
 
+def parameters_of_an_optimizer(kind, settings, device):
+    """What they come to in three steps, twice: all lie as their gradients do; or not all, who stay together."""
+    torch.manual_seed(1)
+    for rows, odd in [(ROWS, []), (ROWS // 10, [torch.randn(COLUMNS, ROWS // 10).t(), torch.randn(())])]:
+        parameters = [torch.randn(rows, COLUMNS) for _ in range(PLACES)] + odd
+        parameters = [parameter.to(device).requires_grad_() for parameter in parameters]
+        optimizer = kind(parameters, foreach=True, **settings)
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, device=device)
+            optimizer.step()
+        yield from parameters
+
+
 def run(device):
+    for kind, settings in OPTIMIZERS:
+        yield digest(parameters_of_an_optimizer(kind, settings, device))
     torch.manual_seed(0)
     weights, slopes, means, squares = ([torch.randn(ROWS, COLUMNS, device=device) for _ in range(PLACES)] for _ in range(4))
     factors = [0.1 * place for place in range(PLACES)]
@@ -47,7 +79,8 @@ def run(device):
     # Where shapes differ, or layouts do, they stay whole, and so what is refused is refused.
     torch._foreach_mul_([*weights, weights[0]], [*slopes, slopes[0][0]])
     torch._foreach_add_([*means, squares[0].t()], [*slopes, weights[0].view(COLUMNS, ROWS)])
-    yield complaint(lambda: torch._foreach_add_(weights, slopes[:3]))
+    for one, other in [(weights, slopes[:3]), (weights[:3], slopes), ([], [])]:
+        yield complaint(lambda: torch._foreach_add_(one, other))
     yield complaint(lambda: torch._foreach_addcmul_(weights, slopes, squares, torch.tensor([0.5])))
     # Traced with sizes that are symbols.
     double = torch.compile(lambda tensors: torch._foreach_mul(tensors, 2.0), dynamic=True, backend="aot_eager")

@@ -156,13 +156,13 @@ fn check(bench: &Bench, part: &str, member: &str, more: &str) -> Value {
     found
 }
 
-/// Jobs in Python of two streams, and of more state than budget.
+/// Jobs in Python of two streams, and of more state than budget, all of which is stepped by several operators in turn.
 #[test]
 fn the_check_of_jobs_in_python_passes() {
     let (Some(mut bench), Some(torch)) = (bench("jobs", 7), torch_packages()) else { return };
     bench.set("PYTHONPATH", std::env::join_paths(torch).unwrap());
     let package = package(&bench.path("package")).display().to_string();
-    for part in ["streams", "throughout"] {
+    for part in ["streams", "foreach"] {
         let found = check(&bench, part, "gpt-tiny-mixed", &format!("--package {package}"));
         assert_eq!(found["untouched_job_repeats"], true, "{found}");
         let within = &found["within_a_budget"];

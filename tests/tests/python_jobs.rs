@@ -1,32 +1,63 @@
 //! PyTorch jobs in Python keep their bits within a budget, on the CPU and on a CUDA device that is not there.
 
-use std::net::TcpListener;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
 use plimsoll_tests::python::{compiler, has_headers, package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The job.
 const JOB: &str = "python_job.py";
 
-/// What a job needs to run.
+/// What runs jobs: a process that has imported torch, of which theirs are forked.
 struct Ground {
-    /// Where Python looks for packages: ours, torch, and what torch imports.
-    packages: Vec<PathBuf>,
-    /// In place of NVIDIA's libraries, which torch is linked with; none where the libtorch in use needs none.
-    stand_in: Option<StandIn>,
+    /// It ends when this does.
+    _process: Child,
+    /// Where it listens.
+    port: u16,
+    /// Whether there is a CUDA device.
+    has_cuda: bool,
 }
 
 /// None where the libtorch in use is not Python's.
 static GROUND: LazyLock<Option<Ground>> = LazyLock::new(|| {
     let torch = torch_packages()?;
     let made = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let packages = [package(&made.join("python")).to_owned()].into_iter().chain(torch).collect();
-    Some(Ground { packages, stand_in: StandIn::make(&made.join("stand-in")) })
+    let packages: Vec<PathBuf> = [package(&made.join("python")).to_owned()].into_iter().chain(torch).collect();
+    // In place of NVIDIA's libraries, which torch is linked with; none where the libtorch in use needs none.
+    let stand_in = StandIn::make(&made.join("stand-in"));
+    let mut python = Command::new("python3");
+    python.arg(root().join("tests/forked.py")).env("PYTHONPATH", std::env::join_paths(packages).unwrap());
+    python.env("GOMP_SPINCOUNT", "0").envs(compiler(&compiled()));
+    python.envs(stand_in.iter().flat_map(|stand_in| stand_in.late(0)));
+    let mut process = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(process.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let port = port.trim().parse().expect("it says where it listens");
+    Some(Ground { _process: process, port, has_cuda: stand_in.is_some() })
 });
+
+/// A program in Python that runs.
+struct Job(TcpStream);
+
+impl Job {
+    /// What it prints, or the last line of its complaint.
+    fn end(mut self) -> Result<Value, String> {
+        let mut ended = String::new();
+        self.0.read_to_string(&mut ended).unwrap();
+        let ended: Value = serde_json::from_str(&ended).unwrap();
+        let [printed, complaint] = ["printed", "complaint"].map(|what| ended[what].as_str().unwrap());
+        if ended["succeeded"] != true {
+            return Err(complaint.lines().last().unwrap_or_default().to_owned());
+        }
+        Ok(serde_json::from_str(printed).unwrap_or_else(|error| panic!("{error}: {complaint}")))
+    }
+}
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -34,20 +65,19 @@ fn root() -> PathBuf {
 
 impl Ground {
     /// Starts a program of the folder of tests with those flags.
-    fn start(&self, program: &str, flags: &str, environment: &[(&str, &str)]) -> Child {
-        let mut python = Command::new("python3");
-        python.arg(root().join("tests").join(program)).args(flags.split_whitespace());
-        python.env("PYTHONPATH", std::env::join_paths(&self.packages).unwrap()).env("GOMP_SPINCOUNT", "0");
-        python.envs(compiler(&compiled()));
-        if let Some(stand_in) = &self.stand_in {
-            python.envs(stand_in.late(0));
-        }
-        python.envs(environment.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    fn start(&self, program: &str, flags: &str, environment: &[(&str, &str)]) -> Job {
+        let arguments: Vec<&str> = flags.split_whitespace().collect();
+        let environment: BTreeMap<_, _> = environment.iter().copied().collect();
+        let program = root().join("tests").join(program);
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let request = json!({ "program": program, "arguments": arguments, "environment": environment });
+        writeln!(connection, "{request}").unwrap();
+        Job(connection)
     }
 
     /// The job with those flags: what it prints, or the last line of its complaint.
     fn job(&self, flags: &str) -> Result<Value, String> {
-        end(self.start(JOB, flags, &[]))
+        self.start(JOB, flags, &[]).end()
     }
 
     /// The job with those flags, by two processes that share its work.
@@ -58,12 +88,12 @@ impl Ground {
             let place = [("WORLD_SIZE", "2"), ("RANK", rank)];
             self.start(JOB, flags, &[meeting.as_slice(), &place].concat())
         };
-        ["0", "1"].map(start).map(|process| end(process).unwrap())
+        ["0", "1"].map(start).map(|job| job.end().unwrap())
     }
 
     /// The devices that there are.
     fn devices(&self) -> impl Iterator<Item = &'static str> {
-        ["cpu", "cuda"].into_iter().take(1 + usize::from(self.stand_in.is_some()))
+        ["cpu", "cuda"].into_iter().take(1 + usize::from(self.has_cuda))
     }
 
     /// 70 % of what the job with those flags takes.
@@ -104,16 +134,6 @@ impl Ground {
             assert_eq!(last["peak_bytes"], last["predicted"]["peak_bytes"], "{policy} on {device}");
         }
     }
-}
-
-/// What a job prints, or the last line of its complaint.
-fn end(job: Child) -> Result<Value, String> {
-    let output = job.wait_with_output().unwrap();
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(complaint.lines().last().unwrap_or_default().to_owned());
-    }
-    Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {complaint}")))
 }
 
 /// So much of what a job took.
@@ -168,7 +188,7 @@ fn a_job_keeps_every_bit_within_a_budget() {
 
 #[test]
 fn a_job_on_a_cuda_device_does_too() {
-    let Some(ground) = ground().filter(|ground| ground.stand_in.is_some()) else { return };
+    let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
     ground.keeps_every_bit("cuda", &["dtr", "capuchin"]);
 }
 
@@ -209,12 +229,27 @@ fn what_lasts_may_be_away_between_the_iterations_of_a_job() {
     }
 }
 
+/// By an optimizer that steps all parameters with one operator after another, as by one that has one operator for it.
+#[test]
+fn what_is_away_comes_in_once_for_several_operators_on_all_of_it() {
+    let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
+    let flags = "--device cuda --sequence 4 --iterations 20";
+    let budget_bytes = ground.budget_bytes(&format!("{flags} --fused"));
+    let [once, several_times] = ["--fused", ""].map(|update| {
+        let job = ground.job(&format!("{flags} {update} --mark --budget {budget_bytes}B")).unwrap();
+        let (_, others) = job["report"]["latest"].as_array().unwrap().split_last().unwrap();
+        assert_eq!(others.last().unwrap()["course"], "planned", "{update}: {}", job["report"]);
+        others.last().unwrap()["offloaded_bytes"].as_f64().unwrap()
+    });
+    assert!(once > 0.0 && several_times < 1.5 * once, "{several_times} bytes leave, not {once}");
+}
+
 /// Within less than one of them uses.
 #[test]
 fn operators_on_lists_come_to_the_same_in_pieces() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let run = |budget: &str| end(ground.start("list_operators.py", &format!("--device {device} {budget}"), &[]));
+        let run = |budget: &str| ground.start("list_operators.py", &format!("--device {device} {budget}"), &[]).end();
         assert_eq!(run("--budget 2.5MB").unwrap(), run("").unwrap(), "{device}");
     }
 }
@@ -265,7 +300,7 @@ fn what_goes_past_the_dispatcher_keeps_every_bit() {
 
 #[test]
 fn a_job_of_several_streams_keeps_every_bit() {
-    let Some(ground) = ground().filter(|ground| ground.stand_in.is_some()) else { return };
+    let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
     let reports = ground.reports_within_budget("cuda", "--streams", ["", "--policy dtr", "--policy capuchin"]);
     reports.iter().for_each(assert_planned);
     let all = |what: &str| reports.iter().map(|report| report[what].as_u64().unwrap()).sum::<u64>();
@@ -302,7 +337,7 @@ fn a_job_of_several_processes_keeps_every_bit_within_a_budget_of_each() {
     // A part of each layer's parameters comes when the layer runs, and goes; all have all; some are split for good. Processes talk by
     // the host's memory: of a device's tensors the first alone can.
     let on_cpu = ["sharded", "replicated", "split"].map(|how| ("cpu", how, 45));
-    let on_cuda = [("cuda", "sharded --iterations 16", 70)].into_iter().take(usize::from(ground.stand_in.is_some()));
+    let on_cuda = [("cuda", "sharded --iterations 16", 70)].into_iter().take(usize::from(ground.has_cuda));
     for (device, how, percent) in on_cpu.into_iter().chain(on_cuda) {
         let flags = format!("--device {device} --shared {how}");
         let untouched = ground.shared_job(&flags);

@@ -20,6 +20,19 @@ pub enum Kind {
     Streams,
     /// Parameters, gradients and the optimizer's state exceed its budget; one operator steps all parameters.
     Throughout,
+    /// The same where several operators do, one after another, as is PyTorch's default.
+    Foreach,
+}
+
+impl Kind {
+    /// How its optimizer steps all parameters, where its budget is less than what is there between iterations.
+    fn optimizer(self) -> Option<&'static str> {
+        match self {
+            Kind::Plain | Kind::Compiled | Kind::Streams => None,
+            Kind::Throughout => Some("fused"),
+            Kind::Foreach => Some("foreach"),
+        }
+    }
 }
 
 /// No budget: what the job takes is counted, and what that costs.
@@ -86,7 +99,7 @@ impl Verdict {
     fn of(kind: Kind, job: Job, budget_bytes: u64, untouched: &Job) -> anyhow::Result<Self> {
         let mut report = job.report.context("a job within a budget reports")?;
         let Value::Array(mut iterations) = report["latest"].take() else { bail!("iterations were run") };
-        if kind == Kind::Throughout {
+        if kind.optimizer().is_some() {
             // It ends with the loop, and with everything resident.
             iterations.pop();
         }
@@ -115,13 +128,14 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
     let policy = request.policies.iter().find(|path| path.file_stem() == Some(member.configuration.as_ref()));
     findings.set("policy", policy)?;
     let mut asked = script::described(member, request)?;
-    for (what, of) in [("compiled", Kind::Compiled), ("streams", Kind::Streams), ("throughout", Kind::Throughout)] {
+    for (what, of) in [("compiled", Kind::Compiled), ("streams", Kind::Streams)] {
         asked[what] = (kind == of).into();
     }
-    if kind == Kind::Throughout {
-        asked["fused"] = true.into();
+    if let Some(optimizer) = kind.optimizer() {
+        asked["optimizer"] = optimizer.into();
         asked["config"]["batch"] = 1.into();
     }
+    asked["throughout"] = kind.optimizer().is_some().into();
     asked["strict"] = (member.determinism == Determinism::Required).into();
     asked["policy"] = serde_json::to_value(policy)?;
     let mut job = |budget_bytes: Option<u64>| {
@@ -159,7 +173,7 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
         Err(Nothing::Failed(why)) => return findings.fail(format!("watched: {why}")),
         Err(Nothing::CutShort) => return findings.set("cut_short", true),
     };
-    let shares = if kind == Kind::Throughout { &SHARES_OF_STATE[..] } else { &SHARES };
+    let shares = if kind.optimizer().is_some() { &SHARES_OF_STATE[..] } else { &SHARES };
     for share in shares {
         let budget_bytes = (share * keep_all_peak_bytes as f64) as u64;
         match job(Some(budget_bytes))? {

@@ -67,6 +67,8 @@ pub enum Part {
     Streams,
     /// The same of one whose parameters, gradients and optimizer's state exceed the budget
     Throughout,
+    /// The same where its optimizer is several operators on lists, as is PyTorch's default
+    Foreach,
     /// The largest batch that trains within the same memory, left alone and under a budget
     Batch,
     /// What the interceptor costs
@@ -103,6 +105,7 @@ impl Part {
             Part::Compiled => jobs::run(request, member, Kind::Compiled, findings),
             Part::Streams => jobs::run(request, member, Kind::Streams, findings),
             Part::Throughout => jobs::run(request, member, Kind::Throughout, findings),
+            Part::Foreach => jobs::run(request, member, Kind::Foreach, findings),
             Part::Batch => on(fast, findings, &|bed, findings| batch::run(bed, request, findings)),
             Part::Interceptor => on(fast, findings, &interceptor::run),
         }

@@ -118,8 +118,8 @@ class Loop:
         torch.manual_seed(1)
         with torch.device(self.device):
             self.model = (Gpt if is_gpt else Resnet)(config)
-        # All parameters in one operator, or one after another, as the optimizers of libtorch's C++ half do.
-        how = {"fused": True} if asked.get("fused") else {"foreach": False}
+        # All parameters in one operator (fused), or in several (foreach); or one after another, as libtorch's C++ half does.
+        how = {asked["optimizer"]: True} if asked.get("optimizer") else {"foreach": False}
         if is_gpt:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config["learning_rate"], **how)
         else:

@@ -35,6 +35,7 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Compiled, first, 0.2),
         step(Part::Streams, first, 0.12),
         step(Part::Throughout, first, 0.12),
+        step(Part::Foreach, first, 0.12),
         step(Part::Batch, members[0], 0.12),
         step(Part::Compare, members[1], 0.15),
         step(Part::Pytorch, members[1], 0.1),

@@ -69,9 +69,8 @@ class Runtime:
         what has to be evicted is. No tensor may be read by its address meanwhile. Raises RuntimeError as `iteration` does.
 
         And for a loop whose parameters, gradients and optimizer's state exceed the budget: what does not fit is away from one
-        iteration to the next. Have the optimizer pass over its state once (`fused=True` or `foreach=False`), for what is away
-        comes in each time; make a model within that exceeds the budget by itself; and save what you want to save within. At the
-        end every storage is resident, whatever that takes.
+        iteration to the next. Make a model within that exceeds the budget by itself, and save what you want to save within. At
+        the end every storage is resident, whatever that takes.
 
             with runtime.detect() as loop:
                 for batch in batches:

@@ -3,6 +3,7 @@
 #include "interceptor.h"
 
 #include <ATen/ATen.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,24 +12,54 @@
 namespace plimsoll {
 namespace {
 
+using Values = c10::ArrayRef<c10::IValue>;
+using Lists = c10::SmallVector<Values, 8>;
+
 std::atomic<uint64_t> piece_bytes{UINT64_MAX};
 
-// Not all arguments that are lists need be there: of an optimizer that keeps no maxima there are none.
-bool is_there(const c10::IValue& list) { return list.isList() && !list.toListRef().empty(); }
+bool is_bounded() { return piece_bytes.load(std::memory_order_relaxed) != UINT64_MAX; }
 
 // The bytes of one place; none where what is there has no numbers that can be told.
-std::optional<uint64_t> bytes_at(const OperatorFacts& facts, const c10::IValue* arguments, size_t place) {
+std::optional<uint64_t> bytes_at(const Lists& lists, size_t place) {
   uint64_t bytes = 0;
-  for (size_t index : facts.lists) {
-    if (!is_there(arguments[index])) continue;
-    auto list = arguments[index].toListRef();
-    if (place >= list.size()) return std::nullopt;
+  for (Values list : lists) {
     if (!list[place].isTensor()) continue;
     const at::Tensor& tensor = list[place].toTensor();
     if (!tensor.defined() || tensor.is_meta() || !has_plain_storage(tensor.unsafeGetTensorImpl())) return std::nullopt;
     bytes += tensor.nbytes();
   }
   return bytes;
+}
+
+// Where pieces end, by their bytes; none where lists are not as long as each other.
+Ends ends_by_bytes(const Lists& lists) {
+  if (lists.empty() || !std::all_of(lists.begin(), lists.end(), [&](Values list) { return list.size() == lists[0].size(); })) return {};
+  Ends ends;
+  uint64_t most = piece_bytes.load(std::memory_order_relaxed), bytes = 0;
+  for (size_t place = 0; place < lists[0].size(); ++place) {
+    auto here = bytes_at(lists, place);
+    if (!here) return {};
+    if (bytes && bytes + *here > most) {
+      ends.push_back(place);
+      bytes = 0;
+    }
+    bytes += *here;
+  }
+  if (!ends.empty()) ends.push_back(lists[0].size());
+  return ends;
+}
+
+// Whether all that a kernel is chosen by is the same in every place of a list.
+bool is_uniform(Values list) {
+  if (!list[0].isTensor()) {
+    // Numbers.
+    return std::all_of(list.begin(), list.end(), [&](const auto& number) { return number.tagKind() == list[0].tagKind(); });
+  }
+  const at::Tensor& first = list[0].toTensor();
+  return std::all_of(list.begin(), list.end(), [&](const auto& value) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.dtype() == first.dtype() && tensor.device() == first.device() && tensor.is_non_overlapping_and_dense();
+  });
 }
 
 // Whether their numbers lie alike: a dimension of one has no stride.
@@ -39,49 +70,54 @@ bool are_laid_out_alike(const at::Tensor& tensor, const at::Tensor& other) {
   return true;
 }
 
-// Whether all that a kernel is chosen by is the same in every place.
-bool is_uniform(c10::ArrayRef<c10::IValue> list, c10::ArrayRef<c10::IValue> first_list, bool is_of_steps) {
-  if (list.size() != first_list.size()) return false;
-  if (!list[0].isTensor()) {
-    // Numbers.
-    auto is_alike = [&](const c10::IValue& number) { return number.tagKind() == list[0].tagKind(); };
-    return std::all_of(list.begin(), list.end(), is_alike);
+// Whether the two lie alike in every place, or in none; or no kernel can be chosen by that, for they are on two devices.
+bool are_uniform(Values list, Values other) {
+  if (!list[0].isTensor() || list[0].toTensor().device() != other[0].toTensor().device()) return true;
+  size_t alike = 0;
+  for (size_t place = 0; place < list.size(); ++place) alike += are_laid_out_alike(list[place].toTensor(), other[place].toTensor());
+  return alike == 0 || alike == list.size();
+}
+
+// Where pieces end. A kernel is chosen by how the first `laid_out` of the lists lie beside each other, too.
+Ends ends_of(const Lists& lists, size_t laid_out) {
+  Ends ends = ends_by_bytes(lists);
+  if (ends.empty()) return ends;
+  bool uniform = std::all_of(lists.begin(), lists.end(), is_uniform);
+  for (size_t list = 1; list < laid_out; ++list) uniform = uniform && are_uniform(lists[list], lists[0]);
+  return uniform ? ends : Ends();
+}
+
+// Not all arguments that are lists need be there: of an optimizer that keeps no maxima there are none.
+bool is_there(const c10::IValue& list) { return list.isList() && !list.toListRef().empty(); }
+
+// Of several operators in turn that work on the same lists, which come one after another, each as long.
+void pieces_of_several(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  auto lists_count = static_cast<size_t>(torch::jit::pop(*stack).toInt());
+  c10::IValue tensors = torch::jit::pop(*stack);
+  Ends ends;
+  if (is_bounded()) {
+    Lists lists;
+    size_t places = tensors.toListRef().size() / lists_count;
+    for (size_t list = 0; list < lists_count; ++list) lists.push_back(tensors.toListRef().slice(list * places, places));
+    ends = ends_of(lists, lists_count);
   }
-  const at::Tensor& first = list[0].toTensor();
-  for (size_t place = 0; place < list.size(); ++place) {
-    const at::Tensor& tensor = list[place].toTensor();
-    const at::Tensor& beside = first_list[place].toTensor();
-    if (tensor.dtype() != first.dtype() || tensor.device() != first.device() || !tensor.is_non_overlapping_and_dense()) return false;
-    if (!is_of_steps && !are_laid_out_alike(tensor, beside)) return false;
-  }
-  return true;
+  torch::jit::push(*stack, std::vector<int64_t>(ends.begin(), ends.end()));
+}
+
+TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
+  library.def("pieces(Tensor[] tensors, int lists) -> int[]", torch::CppFunction::makeFromBoxedFunction<&pieces_of_several>());
 }
 
 }  // namespace
 
 void set_piece_bytes(uint64_t bytes) { piece_bytes.store(bytes, std::memory_order_relaxed); }
 
-c10::SmallVector<size_t, 32> pieces(const OperatorFacts& facts, const c10::IValue* arguments) {
-  uint64_t most = piece_bytes.load(std::memory_order_relaxed), bytes = 0;
-  if (most == UINT64_MAX) return {};
-  c10::SmallVector<size_t, 32> ends;
-  auto first_list = arguments[facts.lists[0]].toListRef();
-  for (size_t place = 0; place < first_list.size(); ++place) {
-    auto here = bytes_at(facts, arguments, place);
-    if (!here) return {};
-    if (bytes && bytes + *here > most) {
-      ends.push_back(place);
-      bytes = 0;
-    }
-    bytes += *here;
-  }
-  if (ends.empty()) return ends;
-  ends.push_back(first_list.size());
-  for (size_t index : facts.lists) {
-    bool is_of_steps = static_cast<int>(index) == facts.steps_argument;
-    if (is_there(arguments[index]) && !is_uniform(arguments[index].toListRef(), first_list, is_of_steps)) return {};
-  }
-  return ends;
+Ends pieces(const OperatorFacts& facts, const c10::IValue* arguments) {
+  if (!is_bounded()) return {};
+  Lists lists;
+  for (size_t index : facts.lists)
+    if (is_there(arguments[index])) lists.push_back(arguments[index].toListRef());
+  return ends_of(lists, lists.size() - facts.ends_with_steps);
 }
 
 torch::jit::Stack piece_of(const OperatorFacts& facts, const c10::IValue* arguments, size_t begin, size_t end) {

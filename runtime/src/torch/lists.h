@@ -12,9 +12,11 @@ namespace plimsoll {
 // What the lists of one piece of an operator may hold, where it is of more than one place; UINT64_MAX leaves all operators whole.
 void set_piece_bytes(uint64_t bytes);
 
+using Ends = c10::SmallVector<size_t, 32>;
+
 // Where each piece of a call ends, by the place in its lists; none where it stays whole: it is small enough, or its kernel could be
 // chosen by what is in another place.
-c10::SmallVector<size_t, 32> pieces(const OperatorFacts& facts, const c10::IValue* arguments);
+Ends pieces(const OperatorFacts& facts, const c10::IValue* arguments);
 // The arguments of the piece from place `begin` to `end`.
 torch::jit::Stack piece_of(const OperatorFacts& facts, const c10::IValue* arguments, size_t begin, size_t end);
 

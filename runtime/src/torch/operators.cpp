@@ -127,8 +127,10 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);
     if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
     if (argument.kind != Argument::Value) tensor_arguments.push_back(index);
-    if (by_place && is_list(declared.type())) lists.push_back(index);
-    if (by_place && declared.name() == "state_steps") steps_argument = static_cast<int>(index);
+    if (by_place && is_list(declared.type())) {
+      lists.push_back(index);
+      ends_with_steps = declared.name() == "state_steps";
+    }
     arguments.push_back(argument);
   }
 

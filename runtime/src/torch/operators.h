@@ -31,10 +31,10 @@ struct OperatorFacts {
   std::vector<Argument> arguments;
   std::vector<size_t> tensor_arguments;  // those of another kind than Value
   std::vector<size_t> lists;             // of an operator that works out each place of its lists by itself: those
+  bool ends_with_steps = false;          // fused optimizers: the last of them is of how many steps each parameter has taken
   size_t returns = 0;
   int training_argument = -1;    // batch-norm: the flag that makes it write its statistics; -1 where it always does
   int generator_argument = -1;
-  int steps_argument = -1;       // fused optimizers: the list of how many steps each parameter has taken
   bool is_transparent = false;   // a view or a composite: nothing to intercept
   bool is_random = false;
   bool reads_shapes = false;     // of its tensors it reads the shapes alone
