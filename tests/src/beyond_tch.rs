@@ -1,11 +1,12 @@
-//! What programs in C++ and Python do with libtorch and `tch` cannot: autocast, and optimizers that step all parameters
-//! in one operator.
+//! What programs in C++ and Python do with libtorch and `tch` cannot: autocast, optimizers that step all parameters in one operator,
+//! and errors that do not say where they were raised.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use tch::{TchError, Tensor, nn};
 
 unsafe extern "C" {
+    fn plimsoll_tests_forget_origins() -> *const c_char;
     fn plimsoll_tests_autocast(enter: c_int) -> *const c_char;
     fn plimsoll_tests_blend(
         tensors: *const *const c_void,
@@ -44,6 +45,13 @@ unsafe fn checked(message: *const c_char) -> Result<(), TchError> {
 
 fn pointers(tensors: &[Tensor]) -> Vec<*const c_void> {
     tensors.iter().map(|tensor| tensor.as_ptr().cast()).collect()
+}
+
+/// From now on errors of libtorch do not say where they were raised, which takes longer to find out than a small program runs. Before
+/// anything else is done with it.
+pub fn forget_origins() {
+    // SAFETY: no other thread raises errors yet.
+    unsafe { checked(plimsoll_tests_forget_origins()) }.expect("it sets a function");
 }
 
 /// CPU autocast to bf16, until it is dropped.

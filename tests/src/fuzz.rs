@@ -7,6 +7,7 @@
 
 use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
@@ -19,7 +20,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::beyond_tch::blend;
+use crate::beyond_tch::{blend, forget_origins};
 use crate::{random_plan, session};
 
 /// Iterations before the loop repeats itself, and those that a trace is made of.
@@ -615,13 +616,20 @@ fn enough_for_any_operator(trace: &Trace) -> u64 {
     always_bytes + most_bytes
 }
 
-/// Keeps the panics quiet that [`Program::check`] catches: those of `tch`. The runtime's own are never expected.
-pub fn quietly() {
-    std::panic::set_hook(Box::new(|panic| {
-        if panic.location().is_some_and(|location| location.file().contains("runtime/src")) {
-            eprintln!("{panic}");
-        }
-    }));
+/// Before this thread checks programs: operators run in it alone, and what [`Program::check`] catches is not talked about. Errors of
+/// libtorch and panics of `tch` are expected, and would take longer to say where they come from than programs run.
+pub fn prepare() {
+    static PREPARED: Once = Once::new();
+    tch::set_num_threads(1);
+    PREPARED.call_once(|| {
+        forget_origins();
+        let others = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !panic.location().is_some_and(|location| location.file().contains("/tch-")) {
+                others(panic);
+            }
+        }));
+    });
 }
 
 /// The same where tensors may be away: of copies, which operators make.
@@ -642,7 +650,9 @@ fn digest(tensor: &Tensor) -> u64 {
     let mut bytes = vec![0u8; tensor.numel() * tensor.kind().elt_size_in_bytes()];
     tensor.copy_data_u8(&mut bytes, tensor.numel());
     let start = tensor.size().iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &size| hash.rotate_left(7) ^ size as u64);
-    bytes.iter().fold(start, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    let (words, rest) = bytes.as_chunks();
+    let words = words.iter().map(|&word| u64::from_le_bytes(word)).chain(rest.iter().map(|&byte| u64::from(byte)));
+    words.fold(start, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23))
 }
 
 /// A program with its values.

@@ -1,14 +1,14 @@
 //! A slice of the fuzzer: random programs under random plans, under random budgets, and so with one or several batches of any
 //! length, with pieces left out, or with parameters that are away between iterations, give the bits of their untouched selves.
 
-use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
+use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict, prepare};
 use plimsoll_tests::one_at_a_time;
 
 const PROGRAMS: usize = 200;
 
 fn slice(mode: Mode) -> Tally {
     let _running = one_at_a_time();
-    tch::set_num_threads(1);
+    prepare();
     let (mut same, mut all) = (0, Tally::default());
     for seed in 0.. {
         let program = Program::random(seed);
@@ -30,7 +30,7 @@ fn slice(mode: Mode) -> Tally {
 
 fn stays_the_same(seed: u64, mode: Mode) {
     let _running = one_at_a_time();
-    tch::set_num_threads(1);
+    prepare();
     let verdict = Program::random(seed).check(mode);
     assert!(matches!(verdict, Verdict::Same(_)), "{verdict:?}");
 }

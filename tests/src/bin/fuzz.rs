@@ -39,8 +39,7 @@ enum Ways {
 
 fn main() -> ExitCode {
     let Arguments { programs, seed, mode, keep_going } = Arguments::parse();
-    tch::set_num_threads(1);
-    plimsoll_tests::fuzz::quietly();
+    plimsoll_tests::fuzz::prepare();
     let modes = match mode {
         Some(Ways::Planned) => vec![Mode::Planned],
         Some(Ways::Budgeted) => vec![Mode::Budgeted],
