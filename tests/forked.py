@@ -33,7 +33,7 @@ def serve(connection):
         found = {"succeeded": status == 0}
         for what, file in [("printed", printed), ("complaint", complaint)]:
             file.seek(0)
-            found[what] = file.read().decode()
+            found[what] = file.read().decode(errors="replace")
         connection.sendall(json.dumps(found).encode())
     os._exit(0)
 

@@ -41,12 +41,13 @@ def complaint(call):
 
 
 def parameters_of_an_optimizer(kind, settings, device):
-    """What they come to in three steps, twice: all lie as their gradients do; or not all, who stay together."""
+    """What they come to in three steps: where all lie as their gradients do; not all; or one is there twice. The last stay together."""
     torch.manual_seed(1)
-    for rows, odd in [(ROWS, []), (ROWS // 10, [torch.randn(COLUMNS, ROWS // 10).t(), torch.randn(())])]:
+    few = ROWS // 10
+    for rows, odd, twice in [(ROWS, [], 0), (few, [torch.randn(COLUMNS, few).t(), torch.randn(())], 0), (few, [], 1)]:
         parameters = [torch.randn(rows, COLUMNS) for _ in range(PLACES)] + odd
         parameters = [parameter.to(device).requires_grad_() for parameter in parameters]
-        optimizer = kind(parameters, foreach=True, **settings)
+        optimizer = kind(parameters + parameters[:twice], foreach=True, **settings)
         for _ in range(3):
             for parameter in parameters:
                 parameter.grad = torch.randn(parameter.shape, device=device)
@@ -89,6 +90,28 @@ def run(device):
         yield digest(tensors)
 
 
+def check_pieces(device):
+    """Where pieces end of lists of those rows: nowhere, where kernels could be others for a piece, or one place is of another."""
+
+    def ends(*lists):
+        return torch.ops.plimsoll.pieces([tensor for tensors in lists for tensor in tensors], len(lists))
+
+    rows = [torch.randn(ROWS, COLUMNS, device=device) for _ in range(PLACES)]
+    likewise = [row.clone() for row in rows]
+    otherwise = [row.clone().t() for row in rows]
+    numbers = [torch.randn((), device=device) for _ in rows]
+    every = list(range(1, PLACES + 1))
+    assert ends(rows, likewise) == ends(rows, otherwise) == ends(rows, likewise, numbers) == every
+    assert ends(numbers, numbers) == [], "all of that is one piece"
+    mixed = likewise[:3] + otherwise[3:]
+    for lists in [(mixed, rows), (rows, otherwise, [row.clone().t() for row in likewise[:3]] + likewise[3:])]:
+        assert ends(*lists) == [], "of some places they lie alike"
+    assert ends(rows[:2] + [rows[2].half()]) == ends([*rows, rows[0][:, ::2]]) == []
+    assert ends([*rows, rows[0]]) == ends(rows, [*likewise[:-1], rows[0]]) == [], "two places are one"
+    one = torch.randn(PLACES, ROWS, COLUMNS, device=device)
+    assert ends(list(one), likewise) == every, "two places are beside each other in one storage"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget")
@@ -101,6 +124,8 @@ def main():
         watched = plimsoll.Runtime(asked.budget, device=asked.device).detect()
     with watched:
         found = list(run(asked.device))
+        if asked.budget:
+            check_pieces(asked.device)
     print(json.dumps(found))
 
 

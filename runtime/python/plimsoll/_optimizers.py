@@ -1,8 +1,11 @@
 """Optimizers that work on lists (`foreach`) pass over all of their state with each of some ten operators. Within a budget they go
 through the parameters in pieces, each with all of the operators, so that what is away of the state comes in once.
 
-The runtime says where pieces end: such that every kernel is the one that would have run, so all bits are the same.
+The runtime says where pieces end: such that every kernel is the one that would have run, so all bits are the same. Sharded parameters
+stay together, for what is done to them may be communicated, in the same order by all processes.
 """
+
+import sys
 
 import torch
 from torch.optim import Optimizer
@@ -19,19 +22,22 @@ class _Key(tuple):
 
 def _ends(lists):
     """Where pieces of lists of tensors end; none where there is but one."""
-    lists = [[getattr(tensor, "_local_tensor", tensor) for tensor in tensors] for tensors in lists]
     # Of a parameter without a momentum as yet there is nothing.
     lists = [tensors for tensors in lists if any(tensor is not None for tensor in tensors)]
     if not all(type(tensor) in _PLAIN for tensors in lists for tensor in tensors):
         return []
-    return torch.ops.plimsoll.pieces([tensor for tensors in lists for tensor in tensors], len(lists))
+    with torch._C.DisableTorchFunction():
+        return torch.ops.plimsoll.pieces([tensor for tensors in lists for tensor in tensors], len(lists))
 
 
-def _group_in_pieces(lists, with_indices=False):
-    groups = _group(lists, with_indices)
-    # A mode that watches operators sees those that it would have seen.
+def _group_in_pieces(tensorlistlist, with_indices=False):
+    groups = _group(tensorlistlist, with_indices)
+    # A dispatch mode counts, or takes over, the operators that there would have been.
     is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     if is_watched or not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+        return groups
+    # Of others it is not known that they work out each parameter by itself.
+    if not sys._getframe(1).f_globals["__name__"].startswith("torch.optim."):
         return groups
     pieces = {}
     for key, (lists, indices) in groups.items():

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
+#include <tuple>
+#include <vector>
 
 namespace plimsoll {
 namespace {
@@ -72,7 +74,7 @@ bool are_laid_out_alike(const at::Tensor& tensor, const at::Tensor& other) {
 
 // Whether the two lie alike in every place, or in none; or no kernel can be chosen by that, for they are on two devices.
 bool are_uniform(Values list, Values other) {
-  if (!list[0].isTensor() || list[0].toTensor().device() != other[0].toTensor().device()) return true;
+  if (!list[0].isTensor() || !other[0].isTensor() || list[0].toTensor().device() != other[0].toTensor().device()) return true;
   size_t alike = 0;
   for (size_t place = 0; place < list.size(); ++place) alike += are_laid_out_alike(list[place].toTensor(), other[place].toTensor());
   return alike == 0 || alike == list.size();
@@ -83,14 +85,43 @@ Ends ends_of(const Lists& lists, size_t laid_out) {
   Ends ends = ends_by_bytes(lists);
   if (ends.empty()) return ends;
   bool uniform = std::all_of(lists.begin(), lists.end(), is_uniform);
-  for (size_t list = 1; list < laid_out; ++list) uniform = uniform && are_uniform(lists[list], lists[0]);
+  for (size_t list = 1; list < laid_out; ++list)
+    for (size_t other = 0; other < list; ++other) uniform = uniform && are_uniform(lists[list], lists[other]);
   return uniform ? ends : Ends();
 }
 
 // Not all arguments that are lists need be there: of an optimizer that keeps no maxima there are none.
 bool is_there(const c10::IValue& list) { return list.isList() && !list.toListRef().empty(); }
 
-// Of several operators in turn that work on the same lists, which come one after another, each as long.
+// Whether memory of one place is memory of another, too.
+bool places_overlap(const Lists& lists) {
+  struct Range {
+    const void* storage;
+    int64_t begin, end;
+    size_t place;
+  };
+  std::vector<Range> ranges;
+  for (Values list : lists)
+    for (size_t place = 0; place < list.size(); ++place) {
+      const at::Tensor& tensor = list[place].toTensor();
+      int64_t begin = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+      ranges.push_back({tensor.storage().unsafeGetStorageImpl(), begin, begin + static_cast<int64_t>(tensor.nbytes()), place});
+    }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& one, const Range& other) {
+    return std::tie(one.storage, one.begin) < std::tie(other.storage, other.begin);
+  });
+  // The one so far that reaches furthest.
+  Range furthest{};
+  for (const Range& range : ranges) {
+    bool is_within = range.storage == furthest.storage && range.begin < furthest.end;
+    if (is_within && range.place != furthest.place) return true;
+    if (!is_within || range.end > furthest.end) furthest = range;
+  }
+  return false;
+}
+
+// Of several operators in turn that work on the same lists, which come one after another, each as long. What one of them does to one
+// place the next may find in another, unless they are apart.
 void pieces_of_several(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   auto lists_count = static_cast<size_t>(torch::jit::pop(*stack).toInt());
   c10::IValue tensors = torch::jit::pop(*stack);
@@ -100,6 +131,7 @@ void pieces_of_several(const c10::OperatorHandle&, c10::DispatchKeySet, torch::j
     size_t places = tensors.toListRef().size() / lists_count;
     for (size_t list = 0; list < lists_count; ++list) lists.push_back(tensors.toListRef().slice(list * places, places));
     ends = ends_of(lists, lists_count);
+    if (!ends.empty() && places_overlap(lists)) ends.clear();
   }
   torch::jit::push(*stack, std::vector<int64_t>(ends.begin(), ends.end()));
 }
