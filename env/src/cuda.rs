@@ -25,7 +25,25 @@ pub struct CudaDriver {
     /// Marks without times that nobody holds any more. What waits for one waits for where that stood then, so it may be put elsewhere: to
     /// make one and let go of it takes the host as long as to put it somewhere.
     spare_events: Mutex<Vec<EventId>>,
+    /// A kernel that does nothing; none where this GPU is older than it.
+    rest: Option<Kernel>,
 }
+
+/// A kernel of a module of its own, for as long as the context lives.
+#[derive(Debug)]
+struct Kernel(sys::CUfunction);
+
+// SAFETY: the driver's handle is for all threads.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// The kernel that does nothing.
+const REST: &CStr = c".version 6.4
+.target sm_75
+.address_size 64
+.visible .entry rest() { ret; }
+";
 
 /// Where an event's number says that it tells times: those of the driver are addresses of words.
 const TIMED: u64 = 1;
@@ -37,7 +55,15 @@ impl CudaDriver {
         let current_stream = current_stream()?;
         let context =
             CudaContext::new(ordinal).map_err(|error| DeviceError::Driver { message: format!("{error:?}") })?;
-        Ok(CudaDriver { context, ordinal: ordinal as i32, current_stream, spare_events: Mutex::default() })
+        let mut driver =
+            CudaDriver { context, ordinal: ordinal as i32, current_stream, spare_events: Mutex::default(), rest: None };
+        // SAFETY: the text and the name are C strings.
+        let made = driver.call("cuModuleLoadData", || unsafe {
+            let module = result::module::load_data(REST.as_ptr().cast())?;
+            result::module::get_function(module, c"rest".to_owned())
+        });
+        driver.rest = made.ok().map(Kernel);
+        Ok(driver)
     }
 
     fn spare_events(&self) -> MutexGuard<'_, Vec<EventId>> {
@@ -143,6 +169,13 @@ impl Device for CudaDriver {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live.
         self.call("cuStreamWaitEvent", || unsafe { stream::wait_event(raw_stream(stream), raw_event(event), flags) })
+    }
+
+    fn rest(&self, stream: StreamId) -> Result<(), DeviceCallError> {
+        let Some(Kernel(rest)) = self.rest else { return Ok(()) };
+        let one = (1, 1, 1);
+        // SAFETY: it takes no arguments, and the stream lives.
+        self.call("cuLaunchKernel", || unsafe { result::launch_kernel(rest, one, one, 0, raw_stream(stream), &mut []) })
     }
 
     fn is_complete(&self, event: EventId) -> Result<bool, DeviceCallError> {

@@ -104,6 +104,10 @@ impl CopyEngine for Shared {
         lock(&self.0).wait(ticket)
     }
 
+    fn has_read_out(&mut self) {
+        lock(&self.0).has_read_out();
+    }
+
     fn compute_stands(&mut self, stands: bool) {
         lock(&self.0).compute_stands(stands);
     }

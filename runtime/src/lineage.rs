@@ -90,17 +90,18 @@ impl Window {
 pub struct Edges {
     /// Initial storages that are away when it begins, in order.
     pub away: Vec<StorageId>,
-    /// Initial storages that are on their way there when it begins, in order: what came before it had no time to finish their copies.
+    /// Initial storages that are on their way there when it begins, as they go: what came before it had no time to finish their copies.
     pub leaving: Vec<StorageId>,
     /// Initial storages that are away when it ends, in order, as far as they live on.
     pub stays: Vec<StorageId>,
 }
 
 impl Edges {
-    /// The same, where these storages, in order, are still leaving when it begins, as far as they are away.
+    /// The same, where these storages are still leaving when it begins, in that order, as far as they are away.
     pub(crate) fn with_leaving(&self, storages: &[StorageId]) -> Edges {
-        let is_leaving = |storage: &StorageId| storages.binary_search(storage).is_ok();
-        let (leaving, away) = self.not_there().into_iter().partition(is_leaving);
+        let mut away = self.not_there();
+        let leaving: Vec<_> = storages.iter().copied().filter(|storage| away.binary_search(storage).is_ok()).collect();
+        away.retain(|storage| !leaving.contains(storage));
         Edges { away, leaving, stays: self.stays.clone() }
     }
 
@@ -123,7 +124,7 @@ impl Edges {
 
     /// Whether it is on its way there.
     fn has_leaving(&self, window: &Window) -> bool {
-        window.start == 0 && self.leaving.binary_search(&window.storage).is_ok()
+        window.start == 0 && self.leaving.contains(&window.storage)
     }
 }
 
@@ -180,6 +181,7 @@ pub struct Lineage {
     stays: Vec<bool>,
     /// Windows whose storages are away when the trace begins or ends, or on their way there.
     decided: Vec<WindowId>,
+    leaving: Vec<WindowId>,
     /// Bytes of what is away when it begins.
     away_bytes: u64,
 }
@@ -213,6 +215,16 @@ impl Lineage {
     /// Whether the storage of a window is away when that begins.
     pub fn begins_away(&self, window: WindowId) -> bool {
         self.edges.has_away(self.window(window))
+    }
+
+    /// The windows whose storages are on their way to a slow tier when they begin, as those go.
+    pub fn leaving(&self) -> &[WindowId] {
+        &self.leaving
+    }
+
+    /// Whether a window is one of those.
+    pub fn begins_leaving(&self, window: WindowId) -> bool {
+        self.edges.has_leaving(self.window(window))
     }
 
     /// Whether the storage of a window is still away when what comes next begins.
@@ -478,6 +490,11 @@ impl<'a> Builder<'a> {
         let ids = (0..).map(WindowId).zip(self.windows.iter().zip(&stays));
         let is_decided = |window: &Window, stays: bool| stays || edges.has_away(window) || edges.has_leaving(window);
         let decided = ids.filter(|(_, (window, stays))| is_decided(window, **stays)).map(|(id, _)| id).collect();
+        let window_of = |storage: &StorageId| {
+            let is_it = |window: &Window| window.start == 0 && window.storage == *storage;
+            self.windows.iter().position(is_it).map(|id| WindowId(id as u32))
+        };
+        let leaving = edges.leaving.iter().filter_map(window_of).collect();
         let away = self.windows.iter().filter(|window| edges.has_away(window));
         let away_bytes = away.map(|window| trace.storages[window.storage.index()].bytes).sum();
         let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);
@@ -502,6 +519,7 @@ impl<'a> Builder<'a> {
                 .collect(),
             start_ns,
             decided,
+            leaving,
             away_bytes,
             edges,
             stays,

@@ -104,6 +104,26 @@ impl Schedule {
         self.steps.push((before as u32, instruction));
     }
 
+    /// Has the last offloads of these storages wait until the operator `after` has run, in the order in which they are.
+    pub(crate) fn postpone(&mut self, after: usize, mut storages: Vec<StorageId>) {
+        let end = self.steps.partition_point(|&(before, _)| before as usize <= after);
+        let later = self.steps.split_off(end);
+        let is_of = |storage: StorageId, step: &(u32, Instruction)| matches!(step.1, Instruction::Offload { storage: other, .. } if other == storage);
+        storages.retain(|&storage| !later.iter().any(|step| is_of(storage, step)));
+        let mut postponed = Vec::new();
+        for step in (0..end).rev() {
+            let (_, instruction) = self.steps[step];
+            if let Instruction::Offload { storage, .. } = instruction
+                && let Some(asked) = storages.iter().position(|&asked| asked == storage)
+            {
+                storages.swap_remove(asked);
+                self.steps.remove(step);
+                postponed.push((after as u32 + 1, instruction));
+            }
+        }
+        self.steps.extend(postponed.into_iter().rev().chain(later));
+    }
+
     /// All steps, in order of execution: operator index and instruction.
     pub fn steps(&self) -> &[(u32, Instruction)] {
         &self.steps

@@ -32,7 +32,7 @@ use crate::placement::Placement;
 use crate::plan::{Action, ActionSet, Plan};
 use crate::prefetch::{Facts, Late, Prefetches, clamped};
 use crate::schedule::{Instruction, Schedule};
-use crate::trace::{OperatorId, StorageId, Trace};
+use crate::trace::{Operator, OperatorId, StorageId, Trace};
 
 /// Reruns for each operator of a trace, and some beside, after which a plan is given up: what rebuilds so much is no plan,
 /// and a chain whose ancestors are dropped again and again takes exponentially many.
@@ -335,12 +335,30 @@ impl<'a> Timeline<'a> {
         &self.open
     }
 
-    /// What is still on its way to a slow tier where the last run has ended, in order: some of what stays away.
+    /// What is still on its way to a slow tier where the last run has ended, as it leaves: some of what stays away.
     pub(crate) fn leaving(&self) -> Vec<StorageId> {
         let is_leaving = |offload: &&PendingOffload| self.at.is_under_way(offload);
-        let mut leaving: Vec<_> = self.at.offloads.iter().filter(is_leaving).map(|offload| offload.storage).collect();
-        leaving.sort_unstable();
-        leaving
+        self.at.offloads.iter().filter(is_leaving).map(|offload| offload.storage).collect()
+    }
+
+    /// Has what is leaving at the end of the last run, whose schedule this is, make way for what the program reads out last. A device
+    /// copies in the order in which it is asked to, and a host that is far ahead in asking would have the program wait for bytes that
+    /// need not be gone. What could not begin to leave until then anyway is asked for after it.
+    pub fn let_read_out(&self, schedule: &mut Schedule) {
+        let Some(last) = self.trace.operators.iter().rposition(Operator::is_read_out) else { return };
+        let read_ns = self.lineage.end_ns(last) + self.at.lag_ns;
+        let mut postponed = Vec::new();
+        // Of those that are copied one after another, or as one: until when the link has others to copy.
+        let (mut taken_until_ns, mut done_ns) = (0, 0);
+        for offload in &self.at.offloads {
+            if offload.done_ns != done_ns {
+                (taken_until_ns, done_ns) = (done_ns, offload.done_ns);
+            }
+            if taken_until_ns >= read_ns && self.at.is_under_way(offload) {
+                postponed.push(offload.storage);
+            }
+        }
+        schedule.postpone(last, postponed);
     }
 
     /// The windows that the last run's plan evicts.
@@ -661,11 +679,19 @@ impl<'a> Timeline<'a> {
 
     fn start_windows(&mut self) {
         self.slab.members.clear();
+        if self.operator == 0 {
+            for &id in self.lineage.leaving() {
+                if self.actions[id.index()] == Action::Swap {
+                    self.start_window(id, Action::Swap);
+                }
+            }
+            self.slab.members.clear();
+        }
         // Small storages first, so that they leave side by side.
         for small in [true, false] {
             for &id in self.lineage.windows_starting(self.operator) {
                 let action = self.actions[id.index()];
-                if action != Action::Keep && self.is_gathered(id) == small {
+                if action != Action::Keep && self.is_gathered(id) == small && !self.lineage.begins_leaving(id) {
                     self.start_window(id, action);
                 }
             }

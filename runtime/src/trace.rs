@@ -139,6 +139,13 @@ pub struct Operator {
     pub not_replayable: Option<String>,
 }
 
+impl Operator {
+    /// Whether its program waits for what it reads, for nothing else comes of it: as a number does, or a copy on a GPU's host.
+    pub fn is_read_out(&self) -> bool {
+        !self.accesses.is_empty() && self.creates.is_empty() && !self.accesses.iter().any(|access| access.mode.writes())
+    }
+}
+
 /// One recorded iteration of a training loop, in its steady rhythm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -10,7 +10,7 @@ use plimsoll_runtime::{
     Action, ActionSet, Choice, Lineage, Link, Plan, Policy, Prediction, Problem, SlowTiers, Sweep, Timeline, Trace,
 };
 use support::draw::Draw;
-use support::interpreter::carry_out;
+use support::interpreter::{Carried, carry_out};
 use support::oracle;
 use support::random_edges::random_edges;
 use support::random_trace::random_trace;
@@ -74,6 +74,16 @@ fn check_plan(trace: &Trace, lineage: &Lineage, tiers: SlowTiers, plan: &Plan, b
     let differs = schedule.steps().iter().zip(&steps).position(|(step, expected)| step != expected);
     assert_eq!((differs, schedule.steps().len()), (None, steps.len()), "the simple timeline");
     let carried = carry_out(trace, lineage.edges(), &schedule);
+    let mut read_out = schedule.clone();
+    timeline.let_read_out(&mut read_out);
+    let later = carry_out(trace, lineage.edges(), &read_out);
+    // What goes to a slow tier later is there for less.
+    assert_eq!(
+        Carried { slow_peak_bytes: carried.slow_peak_bytes, ..later },
+        carried,
+        "what makes way for what is read out"
+    );
+    assert!(later.slow_peak_bytes <= carried.slow_peak_bytes, "{later:?} {carried:?}");
     assert_eq!(carried.peak_bytes, prediction.peak_bytes, "peak");
     assert_eq!(carried.rerun_ns, prediction.recompute_ns, "time of reruns");
     assert_eq!(carried.offloaded_bytes, prediction.offloaded_bytes, "offloaded");

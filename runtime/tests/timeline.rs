@@ -3,7 +3,7 @@
 mod support;
 
 use plimsoll_runtime::hardware::{FileTier, Tier};
-use plimsoll_runtime::lineage::WindowId;
+use plimsoll_runtime::lineage::{Edges, WindowId};
 use plimsoll_runtime::schedule::Instruction;
 use plimsoll_runtime::trace::StorageId;
 use plimsoll_runtime::{Action, Lineage, Link, Plan, Prediction, Schedule, SlowTiers, Timeline, Trace};
@@ -331,4 +331,40 @@ fn copies_over_a_dead_link_take_long_and_overflow_nothing() {
     (0..).map(WindowId).zip(lineage.windows()).for_each(|(id, _)| plan.set(id, Action::Swap));
     let prediction = Timeline::new(&trace, &lineage, Link::symmetric(0.0, u64::MAX)).predict(&plan, u64::MAX);
     assert!(prediction.makespan_ns > 1 << 40);
+}
+
+/// One leaves at once; the link has no time for the others before the program reads something out.
+#[test]
+fn what_leaves_at_the_end_makes_way_for_what_is_read_out() {
+    let mut script = Script::new(4);
+    script.run(50).writes(0);
+    script.run(50).writes(1).writes(2);
+    script.run(50).writes(3);
+    script.run(50).reads(3);
+    let trace = script.trace();
+    let stays = [0, 1, 2].map(StorageId);
+    let lineage = Lineage::between(&trace, Edges { stays: stays.to_vec(), ..Edges::default() });
+    let plan = Plan::keep_all(lineage.windows().len());
+    let mut timeline = Timeline::new(&trace, &lineage, link());
+    let (mut schedule, prediction) = timeline.schedule(&plan, u64::MAX);
+    let [first, second, third] = stays.map(offload);
+    assert_eq!(schedule.steps(), [(1, first), (2, second), (2, third)]);
+    timeline.let_read_out(&mut schedule);
+    assert_eq!(schedule.steps(), [(1, first), (4, second), (4, third)]);
+    assert_eq!(carry_out(&trace, lineage.edges(), &schedule).peak_bytes, prediction.peak_bytes);
+}
+
+/// In the order in which they do, whatever else begins to leave then.
+#[test]
+fn what_is_leaving_already_leaves_first() {
+    let mut script = Script::new(3);
+    script.idles(1, 50);
+    script.run(0).reads(0).reads(1).reads(2);
+    let trace = script.trace();
+    let leaving = [2, 1].map(StorageId);
+    let lineage = Lineage::between(&trace, Edges { leaving: leaving.to_vec(), ..Edges::default() });
+    let mut plan = Plan::keep_all(lineage.windows().len());
+    (0..).map(WindowId).zip(lineage.windows()).for_each(|(id, _)| plan.set(id, Action::Swap));
+    let (schedule, _) = Timeline::new(&trace, &lineage, link()).schedule(&plan, u64::MAX);
+    assert_eq!(schedule.steps()[..3], [2, 1, 0].map(|storage| (0, offload(StorageId(storage)))));
 }

@@ -73,6 +73,8 @@ void spoil(void* start, size_t bytes);
 // Asks for a copy. What is neither on the device nor page-locked is read, or written, before it returns.
 void copy(void* to, const void* from, size_t bytes, Stream* stream);
 void fill(void* start, int value, size_t bytes, Stream* stream);
+// A kernel that does nothing.
+void rest(Stream* stream);
 
 // The library that puts kernels in the place of libtorch's.
 const char* kernels_library();

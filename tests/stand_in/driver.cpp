@@ -79,6 +79,15 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CU
   return as_driver(cudaMemcpyAsync(at(to), from, bytes, cudaMemcpyHostToDevice, stream));
 }
 
+// The one kernel that our copy engine has: it does nothing.
+CUresult cuModuleLoadData(CUmodule* module, const void*) { return gives(module, CUmodule{}); }
+CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char*) { return gives(function, CUfunction{}); }
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream stream, void**, void**) {
+  stand_in::rest(reinterpret_cast<stand_in::Stream*>(stream));
+  return CUDA_SUCCESS;
+}
+
 // Expandable segments: addresses are reserved, and memory is mapped there bit by bit.
 CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
   return gives(bytes, size_t{2} << 20);

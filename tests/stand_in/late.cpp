@@ -240,6 +240,11 @@ void fill(void* start, int value, size_t bytes, Stream* stream) {
   ask_for_copy(stream_at(stream), [start, value, bytes] { std::memset(start, value, bytes); });
 }
 
+void rest(Stream* stream) {
+  Guard guard(streams().mutex);
+  ask(stream_at(stream), [] {}, draw_late());
+}
+
 void write(void* to, const void* made, size_t bytes, Stream* stream) {
   Guard guard(streams().mutex);
   check_inside(to, bytes);

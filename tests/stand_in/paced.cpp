@@ -241,6 +241,11 @@ void fill(void* start, int, size_t bytes, Stream* stream) {
   take(stream_at(stream), in_memory_ns(static_cast<double>(bytes)));
 }
 
+void rest(Stream* stream) {
+  Guard guard(device().mutex);
+  take(stream_at(stream), kLeastNs);
+}
+
 void work(const Work& kernel, Stream* stream) {
   Guard guard(device().mutex);
   double computing_ns = kLeastNs + 1e9 * kernel.flops / device().pace.flops_per_s[kernel.kind];

@@ -468,7 +468,8 @@ impl Library {
 
     fn schedule(&self, known: &Known, plan: Plan, budget_bytes: u64) -> Scheduled {
         let mut timeline = Timeline::new(&known.trace, &known.lineage, self.tiers);
-        let (schedule, prediction) = timeline.schedule(&plan, budget_bytes);
+        let (mut schedule, prediction) = timeline.schedule(&plan, budget_bytes);
+        timeline.let_read_out(&mut schedule);
         Scheduled::new(known, plan, schedule, Some(prediction))
     }
 

@@ -170,7 +170,7 @@ pub(crate) enum Leaves {
 /// once, and shrinks ever more rarely. What a plan takes for leaving, and is gone, is no harm.
 #[derive(Debug, Default)]
 struct Leaving {
-    /// In order.
+    /// As they go.
     storages: Vec<StorageId>,
     /// How often it was less in a row, and how often that has to be.
     less: u32,
@@ -178,14 +178,16 @@ struct Leaving {
 }
 
 impl Leaving {
-    /// These were, in order.
+    /// These were, as they went.
     fn note(&mut self, now: Vec<StorageId>) {
-        let mut all = [&self.storages[..], &now].concat();
-        all.sort_unstable();
-        all.dedup();
-        let is_less = all == self.storages && all != now;
+        let is_new = |storage: &StorageId| !self.storages.contains(storage);
+        let is_less = !now.iter().any(is_new) && now.len() < self.storages.len();
         self.less = if is_less { self.less + 1 } else { 0 };
-        self.storages = all;
+        if now.iter().any(is_new) {
+            // What has gone already went first.
+            let gone = self.storages.iter().copied().filter(|storage| !now.contains(storage));
+            self.storages = gone.chain(now.iter().copied()).collect();
+        }
         if self.less > self.patience {
             self.patience = 2 * (self.patience + 1);
             (self.storages, self.less) = (now, 0);
@@ -452,13 +454,12 @@ impl Program {
 
     /// What came before it may have left these away, of which those that are `leaving` were still on their way.
     pub(crate) fn comes_after(&mut self, left: &[Entry], leaving: &[Entry]) {
-        let known = |entries: &[Entry]| {
+        let known = |entries: &[Entry]| -> Vec<StorageId> {
             let storages = entries.iter().filter_map(|&entry| self.standing.storage(entry));
-            let mut known: Vec<StorageId> = storages.filter(|storage| storage.index() < self.initial()).collect();
-            known.sort_unstable();
-            known
+            storages.filter(|storage| storage.index() < self.initial()).collect()
         };
         let (mut left, leaving) = (known(left), known(leaving));
+        left.sort_unstable();
         if let Some(before) = &self.left_before {
             left.retain(|storage| before.binary_search(storage).is_ok());
         }
@@ -481,7 +482,7 @@ impl Program {
         let edges = self.ladder.rung().known.lineage.edges();
         let are_expected = |entries: &[Entry], expected: &[StorageId]| {
             let stands = |entry: &Entry| self.standing.storage(*entry);
-            let is_expected = |entry| stands(entry).is_some_and(|storage| expected.binary_search(&storage).is_ok());
+            let is_expected = |entry| stands(entry).is_some_and(|storage| expected.contains(&storage));
             entries.len() == expected.len() && entries.iter().all(is_expected)
         };
         are_expected(away, &edges.away) && are_expected(leaving, &edges.leaving)
@@ -794,6 +795,12 @@ impl Program {
     pub(crate) fn is_due(&self) -> bool {
         self.operator >= self.ladder.begins_at()
             && self.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
+    }
+
+    /// Whether something is due behind an operator that has read something out.
+    pub(crate) fn is_due_after_reading_out(&self) -> bool {
+        let before = self.operator.checked_sub(1);
+        self.is_due() && before.is_some_and(|before| self.ladder.rung().known.trace.operators[before].is_read_out())
     }
 
     /// The storages of `first` and of the instructions that move together with it. Takes those as well.

@@ -228,10 +228,10 @@ impl Residency {
 
     /// What is in the slow tier alone, and what is on its way there.
     pub(crate) fn away(&self) -> (Vec<Entry>, Vec<Entry>) {
-        let all = |is_there: fn(&Place) -> bool| {
-            self.iter().filter(|(_, live)| is_there(&live.place)).map(|(entry, _)| entry).collect()
-        };
-        (all(|place| matches!(place, Place::Offloaded)), all(|place| matches!(place, Place::Offloading(_))))
+        let away = self.iter().filter(|(_, live)| matches!(live.place, Place::Offloaded)).map(|(entry, _)| entry);
+        let is_leaving =
+            |entry: &Entry| self.get(*entry).is_some_and(|live| matches!(live.place, Place::Offloading(_)));
+        (away.collect(), self.offloading.iter().copied().filter(is_leaving).collect())
     }
 
     /// Storages held for the sake of dropped ones.

@@ -83,10 +83,10 @@ impl Residency {
         Ok(())
     }
 
-    /// Releases what a plan takes for released, until so many bytes more fit: last what is used first.
+    /// Releases what a plan takes for released, until so many bytes more fit: first what left first, for whose copies compute waits least.
     pub(crate) fn release_for(&mut self, bytes: u64) -> Result<(), Fault> {
         while !self.has_room(bytes)
-            && let Some(entry) = self.unreleased.pop_back()
+            && let Some(entry) = self.unreleased.pop_front()
         {
             self.settle_offload(entry)?;
         }

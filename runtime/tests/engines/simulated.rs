@@ -381,6 +381,10 @@ impl Device for Simulated {
         Ok(())
     }
 
+    fn rest(&self, _: StreamId) -> Result<(), DeviceCallError> {
+        self.enter("rest").map(drop)
+    }
+
     fn is_complete(&self, event: EventId) -> Result<bool, DeviceCallError> {
         let mut world = self.enter("is_complete")?;
         Ok(world.place_of(event).is_none_or(|place| world.is_reached(place)))

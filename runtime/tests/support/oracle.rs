@@ -273,11 +273,19 @@ impl<'a> Oracle<'a> {
         self.at.now_ns += operator.map_or(trace.tail_ns, |operator| operator.gap_ns);
         self.forget_used_retained();
         self.slab.members.clear();
+        // What is leaving already goes first.
+        for &id in lineage.leaving().iter().filter(|_| index == 0) {
+            if self.actions[id.index()] == Action::Swap {
+                self.start_window(id, Action::Swap);
+            }
+        }
+        self.slab.members.clear();
         // Small storages first, so that they leave side by side.
         for small in [true, false] {
             for &id in lineage.windows_starting(index) {
                 let action = self.actions[id.index()];
-                if action != Action::Keep && self.is_gathered(id) == small {
+                let is_leaving = lineage.leaving().contains(&id);
+                if action != Action::Keep && self.is_gathered(id) == small && !is_leaving {
                     self.start_window(id, action);
                 }
             }

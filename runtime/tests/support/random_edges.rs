@@ -16,6 +16,9 @@ pub fn random_edges(draw: &mut Draw, trace: &Trace) -> Edges {
         (0..trace.initial_storages).map(StorageId).filter(|_| draw.chance(percent)).collect()
     };
     let (all_away, stays) = (some(), some());
-    let (leaving, away) = all_away.into_iter().partition(|_| draw.chance(30));
+    let (mut leaving, away): (Vec<_>, _) = all_away.into_iter().partition(|_| draw.chance(30));
+    if draw.chance(50) {
+        leaving.reverse();
+    }
     Edges { away, leaving, stays }
 }

@@ -62,6 +62,9 @@ pub trait Device: Send + Sync {
     /// What is queued in `stream` from now on waits until the mark, where it stands now, has been reached.
     fn stream_wait_event(&self, stream: StreamId, event: EventId) -> Result<(), DeviceCallError>;
 
+    /// Queues in `stream` what does nothing, but is no copy.
+    fn rest(&self, stream: StreamId) -> Result<(), DeviceCallError>;
+
     /// Whether the mark has been reached.
     fn is_complete(&self, event: EventId) -> Result<bool, DeviceCallError>;
 

@@ -112,6 +112,10 @@ impl CopyEngine for FaultyEngine {
         unsafe { self.inner.prefetch(copies) }
     }
 
+    fn has_read_out(&mut self) {
+        self.inner.has_read_out();
+    }
+
     fn compute_stands(&mut self, stands: bool) {
         self.inner.compute_stands(stands);
     }

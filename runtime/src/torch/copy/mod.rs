@@ -191,6 +191,10 @@ pub trait CopyEngine: Send {
     /// offloaded, and only this engine makes compute wait for anything, so that offloads need wait for compute only once.
     fn compute_stands(&mut self, _stands: bool) {}
 
+    /// The last that compute was given is a copy: what the program reads out. Something else is put behind it, where marks of compute
+    /// would wait for other copies.
+    fn has_read_out(&mut self) {}
+
     /// Copies back at once, by other means than the workers where there are any: the way to save bytes when
     /// `prefetch` or its `wait` has failed. Blocks.
     ///

@@ -18,7 +18,8 @@
 //! To mark compute for every offload would hold compute up: a stream whose last work was a copy, as at the beginning of an iteration
 //! that comes after the one which fetched its loss, has its marks reached by the engine that makes copies, each behind the offloads that
 //! were queued before it, and what compute is given next waits for the last mark. (Measured on an H200: an operator behind 64 offloads
-//! began when the last of them did.) So where compute stands still, one mark is enough for all.
+//! began when the last of them did.) So where compute stands still, one mark is enough for all, and a kernel that does nothing comes
+//! between what the program has read out and the next mark.
 //!
 //! A block that is released after `wait` may go straight to the caching allocator: it hands blocks out in the order of
 //! the compute stream, which waits for the copy. Blocks to prefetch into are allocated in the compute stream.
@@ -303,6 +304,11 @@ impl CopyEngine for StreamEngine {
         copies.iter().for_each(|(copy, _)| copy.in_memory().last_uses().read = Some(done.clone()));
         self.timed_end(Lane::Prefetch, back, copies.iter().map(|(copy, _)| copy.bytes).sum(), start);
         Ok(Ticket::new(Tier::Host, done))
+    }
+
+    fn has_read_out(&mut self) {
+        // Where it fails, marks are reached later.
+        let _ = self.driver.device.compute_stream().and_then(|compute| self.driver.device.rest(compute));
     }
 
     fn compute_stands(&mut self, stands: bool) {

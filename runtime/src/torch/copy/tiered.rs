@@ -52,6 +52,11 @@ impl CopyEngine for TieredEngine {
         Ok(Ticket::all(tickets))
     }
 
+    fn has_read_out(&mut self) {
+        // Both would do the same.
+        self.of(Tier::Host).has_read_out();
+    }
+
     fn compute_stands(&mut self, stands: bool) {
         for tier in TIERS {
             self.of(tier).compute_stands(stands);
