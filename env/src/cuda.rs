@@ -25,11 +25,11 @@ pub struct CudaDriver {
     /// Marks without times that nobody holds any more. What waits for one waits for where that stood then, so it may be put elsewhere: to
     /// make one and let go of it takes the host as long as to put it somewhere.
     spare_events: Mutex<Vec<EventId>>,
-    /// A kernel that does nothing; none where this GPU is older than it.
+    /// A kernel that does nothing; none where the driver makes none of its text.
     rest: Option<Kernel>,
 }
 
-/// A kernel of a module of its own, for as long as the context lives.
+/// A kernel of a module that stays loaded for as long as the context lives.
 #[derive(Debug)]
 struct Kernel(sys::CUfunction);
 
@@ -57,7 +57,7 @@ impl CudaDriver {
             CudaContext::new(ordinal).map_err(|error| DeviceError::Driver { message: format!("{error:?}") })?;
         let mut driver =
             CudaDriver { context, ordinal: ordinal as i32, current_stream, spare_events: Mutex::default(), rest: None };
-        // SAFETY: the text and the name are C strings.
+        // SAFETY: the text and the name end with a nul, and the module is never unloaded.
         let made = driver.call("cuModuleLoadData", || unsafe {
             let module = result::module::load_data(REST.as_ptr().cast())?;
             result::module::get_function(module, c"rest".to_owned())

@@ -182,6 +182,8 @@ pub struct Lineage {
     /// Windows whose storages are away when the trace begins or ends, or on their way there.
     decided: Vec<WindowId>,
     leaving: Vec<WindowId>,
+    /// Per window: whether it is one of those.
+    begins_leaving: Vec<bool>,
     /// Bytes of what is away when it begins.
     away_bytes: u64,
 }
@@ -224,7 +226,7 @@ impl Lineage {
 
     /// Whether a window is one of those.
     pub fn begins_leaving(&self, window: WindowId) -> bool {
-        self.edges.has_leaving(self.window(window))
+        self.begins_leaving[window.index()]
     }
 
     /// Whether the storage of a window is still away when what comes next begins.
@@ -495,6 +497,7 @@ impl<'a> Builder<'a> {
             self.windows.iter().position(is_it).map(|id| WindowId(id as u32))
         };
         let leaving = edges.leaving.iter().filter_map(window_of).collect();
+        let begins_leaving = self.windows.iter().map(|window| edges.has_leaving(window)).collect();
         let away = self.windows.iter().filter(|window| edges.has_away(window));
         let away_bytes = away.map(|window| trace.storages[window.storage.index()].bytes).sum();
         let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);
@@ -520,6 +523,7 @@ impl<'a> Builder<'a> {
             start_ns,
             decided,
             leaving,
+            begins_leaving,
             away_bytes,
             edges,
             stays,

@@ -4,6 +4,7 @@
 //! was predicted and what is done cannot differ in order or in bytes.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::hardware::Tier;
 use crate::lineage::VersionId;
@@ -104,24 +105,34 @@ impl Schedule {
         self.steps.push((before as u32, instruction));
     }
 
-    /// Has the last offloads of these storages wait until the operator `after` has run, in the order in which they are.
+    /// Has the last offloads of these storages wait until the operator `after` has run, in the order in which they are; but for one that
+    /// is made together with one of another storage.
     pub(crate) fn postpone(&mut self, after: usize, mut storages: Vec<StorageId>) {
         let end = self.steps.partition_point(|&(before, _)| before as usize <= after);
         let later = self.steps.split_off(end);
-        let is_of = |storage: StorageId, step: &(u32, Instruction)| matches!(step.1, Instruction::Offload { storage: other, .. } if other == storage);
-        storages.retain(|&storage| !later.iter().any(|step| is_of(storage, step)));
-        let mut postponed = Vec::new();
-        for step in (0..end).rev() {
-            let (_, instruction) = self.steps[step];
-            if let Instruction::Offload { storage, .. } = instruction
-                && let Some(asked) = storages.iter().position(|&asked| asked == storage)
-            {
-                storages.swap_remove(asked);
-                self.steps.remove(step);
-                postponed.push((after as u32 + 1, instruction));
+        for (_, instruction) in &later {
+            if let Instruction::Offload { storage, .. } = instruction {
+                storages.retain(|asked| asked != storage);
             }
         }
-        self.steps.extend(postponed.into_iter().rev().chain(later));
+        let mut copies: Vec<Range<usize>> = Vec::new();
+        for (step, (_, instruction)) in self.steps.iter().enumerate() {
+            match (instruction, copies.last_mut()) {
+                (Instruction::Offload { joins: true, .. }, Some(copy)) => copy.end = step + 1,
+                (Instruction::Offload { .. }, _) => copies.push(step..step + 1),
+                _ => {}
+            }
+        }
+        let mut is_postponed = vec![false; end];
+        for copy in copies.into_iter().rev() {
+            let moved: Vec<_> = self.steps[copy.clone()].iter().filter_map(|(_, offload)| offload.storage()).collect();
+            is_postponed[copy].fill(moved.iter().all(|storage| storages.contains(storage)));
+            storages.retain(|storage| !moved.contains(storage));
+        }
+        let steps = std::mem::take(&mut self.steps).into_iter().zip(is_postponed);
+        let (postponed, kept): (Vec<_>, Vec<_>) = steps.partition(|&(_, is_postponed)| is_postponed);
+        let postponed = postponed.into_iter().map(|((_, offload), _)| (after as u32 + 1, offload));
+        self.steps = kept.into_iter().map(|(step, _)| step).chain(postponed).chain(later).collect();
     }
 
     /// All steps, in order of execution: operator index and instruction.
@@ -132,5 +143,28 @@ impl Schedule {
     /// Whether nothing is ever evicted.
     pub fn is_idle(&self) -> bool {
         self.steps.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offload(before: u32, storage: u32, joins: bool) -> (u32, Instruction) {
+        (before, Instruction::Offload { storage: StorageId(storage), tier: Tier::Host, joins })
+    }
+
+    #[test]
+    fn the_last_offloads_are_postponed_in_their_order_but_for_those_that_are_made_together_with_others() {
+        let dropped = |before| (before, Instruction::Drop(StorageId(9)));
+        let (again, alone) = (offload(1, 0, false), offload(7, 5, false));
+        let together = [offload(2, 1, false), offload(2, 2, true)];
+        let asked = [offload(3, 3, false), offload(3, 4, true), offload(4, 0, false)];
+        let steps = [again, together[0], together[1], asked[0], asked[1], dropped(3), asked[2], dropped(6), alone];
+        let mut schedule = Schedule { steps: steps.to_vec() };
+        schedule.postpone(5, [0, 1, 3, 4, 5].map(StorageId).to_vec());
+        let moved = asked.map(|(_, offload)| (6, offload));
+        let expected = [again, together[0], together[1], dropped(3), moved[0], moved[1], moved[2], dropped(6), alone];
+        assert_eq!(schedule.steps(), expected);
     }
 }

@@ -346,6 +346,7 @@ impl<'a> Timeline<'a> {
     /// need not be gone. What could not begin to leave until then anyway is asked for after it.
     pub fn let_read_out(&self, schedule: &mut Schedule) {
         let Some(last) = self.trace.operators.iter().rposition(Operator::is_read_out) else { return };
+        // At the latest: what holds compute up may yet come behind it.
         let read_ns = self.lineage.end_ns(last) + self.at.lag_ns;
         let mut postponed = Vec::new();
         // Of those that are copied one after another, or as one: until when the link has others to copy.

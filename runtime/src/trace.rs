@@ -140,7 +140,8 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Whether its program waits for what it reads, for nothing else comes of it: as a number does, or a copy on a GPU's host.
+    /// Whether its program may wait for what it reads, for nothing else comes of it that the trace has: as of a number, or a copy on a
+    /// GPU's host.
     pub fn is_read_out(&self) -> bool {
         !self.accesses.is_empty() && self.creates.is_empty() && !self.accesses.iter().any(|access| access.mode.writes())
     }

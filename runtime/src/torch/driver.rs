@@ -957,15 +957,15 @@ impl Shared {
     pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
         let mut driver = self.lock();
         driver.absorb_deaths()?;
+        // What is due before an operator that is still to come has to wait for that to be looked at.
+        if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
+            driver = self.carry_out(driver)?;
+        }
         driver.leave_away();
         let leaves = !driver.residency.may_bring_back();
         if leaves && !is_loop {
             driver.residency.leave_away(|_, _| false);
             return Ok(false);
-        }
-        // What is due before an operator that is still to come has to wait for that to be looked at.
-        if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
-            driver = self.carry_out(driver)?;
         }
         let restored = self.restore(driver, leaves).map(drop);
         let mut driver = self.lock();

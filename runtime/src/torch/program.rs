@@ -167,10 +167,10 @@ pub(crate) enum Leaves {
 }
 
 /// What may still be leaving when a program begins. It depends on plans, which depend on it, and may never settle: so it grows at
-/// once, and shrinks ever more rarely. What a plan takes for leaving, and is gone, is no harm.
+/// once, and shrinks ever more rarely; and only then is its order another one. What a plan takes for leaving, and is gone, is no harm.
 #[derive(Debug, Default)]
 struct Leaving {
-    /// As they go.
+    /// In the order in which they leave.
     storages: Vec<StorageId>,
     /// How often it was less in a row, and how often that has to be.
     less: u32,
@@ -178,7 +178,7 @@ struct Leaving {
 }
 
 impl Leaving {
-    /// These were, as they went.
+    /// These were, in the order in which they left.
     fn note(&mut self, now: Vec<StorageId>) {
         let is_new = |storage: &StorageId| !self.storages.contains(storage);
         let is_less = !now.iter().any(is_new) && now.len() < self.storages.len();

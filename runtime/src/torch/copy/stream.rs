@@ -19,7 +19,7 @@
 //! that comes after the one which fetched its loss, has its marks reached by the engine that makes copies, each behind the offloads that
 //! were queued before it, and what compute is given next waits for the last mark. (Measured on an H200: an operator behind 64 offloads
 //! began when the last of them did.) So where compute stands still, one mark is enough for all, and a kernel that does nothing comes
-//! between what the program has read out and the next mark.
+//! between what the program has read out and what is due behind that.
 //!
 //! A block that is released after `wait` may go straight to the caching allocator: it hands blocks out in the order of
 //! the compute stream, which waits for the copy. Blocks to prefetch into are allocated in the compute stream.
