@@ -121,11 +121,6 @@ impl Edges {
     fn has_away(&self, window: &Window) -> bool {
         window.start == 0 && self.away.binary_search(&window.storage).is_ok()
     }
-
-    /// Whether it is on its way there.
-    fn has_leaving(&self, window: &Window) -> bool {
-        window.start == 0 && self.leaving.contains(&window.storage)
-    }
 }
 
 /// Lists of different lengths in one array.
@@ -490,14 +485,16 @@ impl<'a> Builder<'a> {
             self.windows.iter().enumerate().map(|(id, window)| (key(window), WindowId(id as u32))).collect()
         };
         let ids = (0..).map(WindowId).zip(self.windows.iter().zip(&stays));
-        let is_decided = |window: &Window, stays: bool| stays || edges.has_away(window) || edges.has_leaving(window);
-        let decided = ids.filter(|(_, (window, stays))| is_decided(window, **stays)).map(|(id, _)| id).collect();
         let window_of = |storage: &StorageId| {
             let is_it = |window: &Window| window.start == 0 && window.storage == *storage;
             self.windows.iter().position(is_it).map(|id| WindowId(id as u32))
         };
-        let leaving = edges.leaving.iter().filter_map(window_of).collect();
-        let begins_leaving = self.windows.iter().map(|window| edges.has_leaving(window)).collect();
+        let leaving: Vec<WindowId> = edges.leaving.iter().filter_map(window_of).collect();
+        let mut begins_leaving = vec![false; self.windows.len()];
+        leaving.iter().for_each(|id| begins_leaving[id.index()] = true);
+        let is_decided =
+            |id: WindowId, window: &Window, stays: bool| stays || edges.has_away(window) || begins_leaving[id.index()];
+        let decided = ids.filter(|(id, (window, stays))| is_decided(*id, window, **stays)).map(|(id, _)| id).collect();
         let away = self.windows.iter().filter(|window| edges.has_away(window));
         let away_bytes = away.map(|window| trace.storages[window.storage.index()].bytes).sum();
         let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);

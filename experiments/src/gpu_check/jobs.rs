@@ -33,6 +33,11 @@ impl Kind {
             Kind::Foreach => Some("foreach"),
         }
     }
+
+    /// Whether all of its loop is listened to.
+    fn is_throughout(self) -> bool {
+        self.optimizer().is_some()
+    }
 }
 
 /// No budget: what the job takes is counted, and what that costs.
@@ -99,7 +104,7 @@ impl Verdict {
     fn of(kind: Kind, job: Job, budget_bytes: u64, untouched: &Job) -> anyhow::Result<Self> {
         let mut report = job.report.context("a job within a budget reports")?;
         let Value::Array(mut iterations) = report["latest"].take() else { bail!("iterations were run") };
-        if kind.optimizer().is_some() {
+        if kind.is_throughout() {
             // It ends with the loop, and with everything resident.
             iterations.pop();
         }
@@ -128,14 +133,13 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
     let policy = request.policies.iter().find(|path| path.file_stem() == Some(member.configuration.as_ref()));
     findings.set("policy", policy)?;
     let mut asked = script::described(member, request)?;
-    for (what, of) in [("compiled", Kind::Compiled), ("streams", Kind::Streams)] {
-        asked[what] = (kind == of).into();
-    }
+    asked["compiled"] = (kind == Kind::Compiled).into();
+    asked["streams"] = (kind == Kind::Streams).into();
+    asked["throughout"] = kind.is_throughout().into();
     if let Some(optimizer) = kind.optimizer() {
         asked["optimizer"] = optimizer.into();
         asked["config"]["batch"] = 1.into();
     }
-    asked["throughout"] = kind.optimizer().is_some().into();
     asked["strict"] = (member.determinism == Determinism::Required).into();
     asked["policy"] = serde_json::to_value(policy)?;
     let mut job = |budget_bytes: Option<u64>| {
@@ -173,7 +177,7 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
         Err(Nothing::Failed(why)) => return findings.fail(format!("watched: {why}")),
         Err(Nothing::CutShort) => return findings.set("cut_short", true),
     };
-    let shares = if kind.optimizer().is_some() { &SHARES_OF_STATE[..] } else { &SHARES };
+    let shares = if kind.is_throughout() { &SHARES_OF_STATE[..] } else { &SHARES };
     for share in shares {
         let budget_bytes = (share * keep_all_peak_bytes as f64) as u64;
         match job(Some(budget_bytes))? {

@@ -10,6 +10,8 @@ import sys
 
 import torch
 
+from . import _intercepted
+
 _INDUCTOR = "torch._inductor.output_code"
 # Operators of others may keep things to themselves, and give other bits when they run again.
 _OPERATORS = re.compile(r"\btorch\.ops\.(\w+)\.")
@@ -71,7 +73,7 @@ def _tensors(results):
 
 def run_as_region(graph, run, inputs):
     """What `run` makes of a graph and its inputs: a list of their own, which it may let go of."""
-    if not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+    if not _intercepted.is_under_way():
         return run(graph, inputs)
     _layout_of(graph, run, inputs).enter(inputs)
     try:

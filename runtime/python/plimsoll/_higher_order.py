@@ -5,7 +5,9 @@ intercepts what the functions run.
 import torch
 from torch import _ops
 
-_INTERCEPTED = torch._C._dispatch_key_parse("Fake")
+from . import _intercepted
+
+_INTERCEPTED = torch._C._dispatch_key_parse(_intercepted.KEY)
 
 # Those to come, and those that there are.
 _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_INTERCEPTED)

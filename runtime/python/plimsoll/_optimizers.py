@@ -10,6 +10,8 @@ import sys
 import torch
 from torch.optim import Optimizer
 
+from . import _intercepted
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _group = Optimizer._group_tensors_by_device_and_dtype
 
@@ -34,7 +36,7 @@ def _group_in_pieces(tensorlistlist, with_indices=False):
     groups = _group(tensorlistlist, with_indices)
     # A dispatch mode counts, or takes over, the operators that there would have been.
     is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    if is_watched or not torch._C._dispatch_tls_is_dispatch_key_included("Fake"):
+    if is_watched or not _intercepted.is_under_way():
         return groups
     # Of others it is not known that they work out each parameter by itself.
     if not sys._getframe(1).f_globals["__name__"].startswith("torch.optim."):

@@ -2,6 +2,8 @@
 
 import torch
 
+from . import _intercepted
+
 _resize = torch.UntypedStorage.resize_
 _write_file = torch.UntypedStorage._write_file
 _write_record = torch._C.PyTorchFileWriter.write_record
@@ -31,7 +33,7 @@ def _write_record_announced(writer, name, data, *how):
 
 def _announce(tensor, operator):
     """Where an iteration is under way, and the tensor is an ordinary one that the processor can read."""
-    if torch._C._dispatch_tls_is_dispatch_key_included("Fake") and tensor.layout is torch.strided and tensor.is_cpu:
+    if _intercepted.is_under_way() and tensor.layout is torch.strided and tensor.is_cpu:
         operator(tensor.untyped_storage())
 
 

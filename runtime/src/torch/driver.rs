@@ -474,7 +474,7 @@ impl Driver {
     /// Carries out what is due before the next operator, up to the next rerun. Until then no other operator begins, and those that are
     /// under way in other threads keep what they use.
     fn carry_out(&mut self) -> Result<Option<Job>, Fault> {
-        if self.acts && self.leader.is_some_and(|leader| self.programs[leader].is_due_after_reading_out()) {
+        if self.is_due() && self.leader.is_some_and(|leader| self.programs[leader].has_read_out()) {
             self.residency.engine.has_read_out();
         }
         Standing::begin(self).0.carry_out_all()

@@ -19,8 +19,6 @@ using Lists = c10::SmallVector<Values, 8>;
 
 std::atomic<uint64_t> piece_bytes{UINT64_MAX};
 
-bool is_bounded() { return piece_bytes.load(std::memory_order_relaxed) != UINT64_MAX; }
-
 // The bytes of one place; none where what is there has no numbers that can be told.
 std::optional<uint64_t> bytes_at(const Lists& lists, size_t place) {
   uint64_t bytes = 0;
@@ -35,9 +33,10 @@ std::optional<uint64_t> bytes_at(const Lists& lists, size_t place) {
 
 // Where pieces end, by their bytes; none where lists are not as long as each other.
 Ends ends_by_bytes(const Lists& lists) {
-  if (lists.empty() || !std::all_of(lists.begin(), lists.end(), [&](Values list) { return list.size() == lists[0].size(); })) return {};
-  Ends ends;
   uint64_t most = piece_bytes.load(std::memory_order_relaxed), bytes = 0;
+  if (most == UINT64_MAX || lists.empty()) return {};
+  if (!std::all_of(lists.begin(), lists.end(), [&](Values list) { return list.size() == lists[0].size(); })) return {};
+  Ends ends;
   for (size_t place = 0; place < lists[0].size(); ++place) {
     auto here = bytes_at(lists, place);
     if (!here) return {};
@@ -125,14 +124,11 @@ bool places_overlap(const Lists& lists) {
 void pieces_of_several(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   auto lists_count = static_cast<size_t>(torch::jit::pop(*stack).toInt());
   c10::IValue tensors = torch::jit::pop(*stack);
-  Ends ends;
-  if (is_bounded()) {
-    Lists lists;
-    size_t places = tensors.toListRef().size() / lists_count;
-    for (size_t list = 0; list < lists_count; ++list) lists.push_back(tensors.toListRef().slice(list * places, places));
-    ends = ends_of(lists, lists_count);
-    if (!ends.empty() && places_overlap(lists)) ends.clear();
-  }
+  Lists lists;
+  size_t places = tensors.toListRef().size() / lists_count;
+  for (size_t list = 0; list < lists_count; ++list) lists.push_back(tensors.toListRef().slice(list * places, places));
+  Ends ends = ends_of(lists, lists_count);
+  if (!ends.empty() && places_overlap(lists)) ends.clear();
   torch::jit::push(*stack, std::vector<int64_t>(ends.begin(), ends.end()));
 }
 
@@ -145,7 +141,6 @@ TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
 void set_piece_bytes(uint64_t bytes) { piece_bytes.store(bytes, std::memory_order_relaxed); }
 
 Ends pieces(const OperatorFacts& facts, const c10::IValue* arguments) {
-  if (!is_bounded()) return {};
   Lists lists;
   for (size_t index : facts.lists)
     if (is_there(arguments[index])) lists.push_back(arguments[index].toListRef());

@@ -797,10 +797,10 @@ impl Program {
             && self.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
     }
 
-    /// Whether something is due behind an operator that has read something out.
-    pub(crate) fn is_due_after_reading_out(&self) -> bool {
-        let before = self.operator.checked_sub(1);
-        self.is_due() && before.is_some_and(|before| self.ladder.rung().known.trace.operators[before].is_read_out())
+    /// Whether its latest operator has read something out.
+    pub(crate) fn has_read_out(&self) -> bool {
+        let latest = self.operator.checked_sub(1);
+        latest.is_some_and(|latest| self.ladder.rung().known.trace.operators[latest].is_read_out())
     }
 
     /// The storages of `first` and of the instructions that move together with it. Takes those as well.
