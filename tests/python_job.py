@@ -340,6 +340,7 @@ def main():
     parser.add_argument("--hooked", action="store_true")
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--saves", action="store_true")
+    parser.add_argument("--save-traces", type=pathlib.Path)
     parser.add_argument("--in-python", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--streams", action="store_true")
@@ -400,6 +401,10 @@ def main():
     found = {"losses": losses, "parameters": digest.hexdigest(), "report": report, "text": str(runtime)}
     if asked.in_python:
         found["operators"] = count.operators
+    if asked.save_traces:
+        found["traces"] = [str(path) for path in runtime.save_traces(asked.save_traces, "mine")]
+        parameters = [parameter.untyped_storage().nbytes() for parameter in model.parameters()]
+        found["parameter_bytes"] = sum(parameters)
     if asked.shared:
         torch.distributed.destroy_process_group()
     if beside:

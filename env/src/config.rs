@@ -55,19 +55,19 @@ pub struct FamilyConfig {
 pub enum FamilyName {
     /// One whose members are training loops.
     Loops(Family),
-    /// Traces that were imported from logs of simrd. There are no loops, so nothing can be recorded or run.
-    Simrd,
+    /// Traces that are given, and say which family they are of. There are no loops, so nothing can be recorded or run.
+    Traces,
 }
 
-/// The name of the family of imported traces.
-const SIMRD: &str = "simrd";
+/// What stands for the family of traces that are given.
+const TRACES: &str = "traces";
 
 impl FamilyName {
     /// The name.
     pub const fn name(self) -> &'static str {
         match self {
             FamilyName::Loops(family) => family.name(),
-            FamilyName::Simrd => SIMRD,
+            FamilyName::Traces => TRACES,
         }
     }
 
@@ -85,14 +85,14 @@ impl fmt::Display for FamilyName {
 impl<'de> Deserialize<'de> for FamilyName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
-        if name == SIMRD {
-            return Ok(FamilyName::Simrd);
+        if name == TRACES {
+            return Ok(FamilyName::Traces);
         }
         let known = Family::ALL.iter().find(|family| family.name() == name);
         known.copied().map(FamilyName::Loops).ok_or_else(|| {
             let names: Vec<&str> = Family::ALL.iter().map(|family| family.name()).collect();
             D::Error::custom(format_args!(
-                "no family `{name}`: expected {}, or `{SIMRD}`, which has no loops and takes any traces with --traces",
+                "no family `{name}`: expected {}, or `{TRACES}`, which has no loops and takes any traces with --traces",
                 names.join(", ")
             ))
         })
@@ -281,7 +281,7 @@ impl FamilyConfig {
         let document = ReadDocument { path, text };
         let config = match head.family {
             FamilyName::Loops(family) => family.read(document)?,
-            FamilyName::Simrd => document.read(|no_loop: NoLoop| match no_loop {})?,
+            FamilyName::Traces => document.read(|no_loop: NoLoop| match no_loop {})?,
         };
         config.check().map_err(|(key, problem)| ConfigError::at_key(path, text, key, problem))?;
         Ok(config)

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use plimsoll_env::config::{FamilyConfig, Split};
 use plimsoll_env::hardware::Roofline;
 use plimsoll_runtime::Trace;
+use plimsoll_runtime::trace::TRACE_EXTENSION;
 
 use crate::commands::import::read_simrd;
 use crate::loops::{LoopFlags, RecordedLoop};
@@ -16,8 +17,6 @@ use crate::machine::{RecordedOn, save_recorded_on};
 use crate::progress;
 use crate::table::mib;
 
-/// How the file of a trace ends.
-const TRACE_EXTENSION: &str = "plimsoll";
 /// How the file of a log of simrd ends.
 const LOG_ENDINGS: [&str; 2] = [".log", ".log.gz"];
 
@@ -40,11 +39,6 @@ pub fn draw(config: &mut FamilyConfig, split: Split, count: usize, seed: u64) ->
     Ok(names)
 }
 
-/// Where the trace of the workload `name` stands in `folder`.
-pub fn path(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}.{TRACE_EXTENSION}"))
-}
-
 /// Records the real loops of the workloads `names`, one after another, into `folder`.
 pub fn record(
     config: &FamilyConfig,
@@ -60,7 +54,7 @@ pub fn record(
     for name in names {
         bar.set_message(name.clone());
         let trace = RecordedLoop::open(config, name, flags, iterations)?.trace;
-        trace.save(path(folder, name))?;
+        trace.save_in(folder)?;
         bar.set_message(format!("{name}: {} operators, {} MiB", trace.operators.len(), mib(trace.peak_bytes)));
         bar.inc(1);
         traces.push(Arc::new(trace));
@@ -71,7 +65,7 @@ pub fn record(
 
 /// Loads the traces of the workloads `names` that an earlier call recorded into `folder`.
 pub fn load_named(folder: &Path, names: &[String]) -> anyhow::Result<Recorded> {
-    let load = |name: &String| -> anyhow::Result<Arc<Trace>> { Ok(Arc::new(Trace::load(path(folder, name))?)) };
+    let load = |name: &String| -> anyhow::Result<Arc<Trace>> { Ok(Arc::new(Trace::load(Trace::path_in(folder, name))?)) };
     let traces = names.iter().map(load).collect::<anyhow::Result<_>>()?;
     Ok(Recorded { traces, recorded_on: RecordedOn::of(folder) })
 }

@@ -77,7 +77,7 @@ pub struct Decided {
 }
 
 /// The name of the plan that evicts nothing, where nobody made a better one.
-const KEEP_ALL: &str = "keep-all";
+pub const KEEP_ALL: &str = "keep-all";
 /// The name of a plan that there was before, where nobody made a better one.
 const BEFORE: &str = "before";
 /// The name of plans that a learned policy made.

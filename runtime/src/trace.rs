@@ -3,7 +3,7 @@
 //! A trace knows operators, storages and measured times. It knows nothing of layers, of budgets or of
 //! what anybody decides. Everything in it is in the order of execution, so an operator's index is its time.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -12,6 +12,8 @@ use crate::file::{FileError, FileKind, read_envelope, write_envelope};
 
 /// The newest trace format that this build reads and writes.
 pub const TRACE_VERSION: u32 = 1;
+/// How the name of a trace's file ends in a folder of traces.
+pub const TRACE_EXTENSION: &str = "plimsoll";
 
 /// A storage's index in [`Trace::storages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -192,6 +194,18 @@ impl Trace {
     /// Writes the trace, whole or not at all.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), FileError> {
         write_envelope(path.as_ref(), FileKind::Trace, TRACE_VERSION, self)
+    }
+
+    /// Where the trace of a workload stands in a folder of traces.
+    pub fn path_in(folder: impl AsRef<Path>, workload: &str) -> PathBuf {
+        folder.as_ref().join(format!("{workload}.{TRACE_EXTENSION}"))
+    }
+
+    /// Writes the trace into a folder of traces. Returns its path.
+    pub fn save_in(&self, folder: impl AsRef<Path>) -> Result<PathBuf, FileError> {
+        let path = Self::path_in(folder, &self.workload);
+        self.save(&path)?;
+        Ok(path)
     }
 
     /// Bytes allocated when the iteration begins.

@@ -235,19 +235,19 @@ fn logs_of_simrd_are_a_family_of_their_own() {
         return;
     };
     let bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("simrd"));
-    let configuration = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../configs/simrd.toml");
-    bench.write("simrd.toml", std::fs::read(configuration).unwrap());
+    let configuration = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../configs/traces.toml");
+    bench.write("traces.toml", std::fs::read(configuration).unwrap());
     std::fs::create_dir(bench.path("logs")).unwrap();
     for log in ["resnet32-56.log.gz", "unet-6.log.gz"] {
         std::os::unix::fs::symlink(logs.join(log), bench.path("logs").join(log)).unwrap();
     }
     bench.succeed(
-        "train --config simrd.toml --traces logs --leave-out unet-6 --algorithm evolution --updates 1 --logdir runs --out \
+        "train --config traces.toml --traces logs --leave-out unet-6 --algorithm evolution --updates 1 --logdir runs --out \
          simrd.policy",
     );
     assert_eq!(PolicyFile::load(bench.path("simrd.policy")).unwrap().family, "simrd");
     bench.succeed(
-        "evaluate --config simrd.toml --policy simrd.policy --held-out --traces logs --only unet-6 --hardware as-recorded \
+        "evaluate --config traces.toml --policy simrd.policy --held-out --traces logs --only unet-6 --hardware as-recorded \
          --recompute-only --reference-seconds 0.1 --search-plans 100 --points-max 3 --json simrd.json",
     );
     let points = bench.json("simrd.json")["points"].clone();

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
+use plimsoll_runtime::trace::Class;
+use plimsoll_runtime::{Lineage, Trace};
 use plimsoll_tests::python::{compiler, has_headers, package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::{Value, json};
@@ -313,6 +315,35 @@ fn what_a_job_saves_within_an_iteration_is_what_it_has_learned() {
     for device in ground.devices() {
         for report in ground.reports_within_budget(device, "--iterations 4 --saves", ["", "--detect"]) {
             assert!(report["reactive_evictions"].as_u64() > Some(0), "{device}: nothing was away: {report}");
+        }
+    }
+}
+
+/// What a job runs within a budget is what it runs left alone, and may be learned from.
+#[test]
+fn a_job_saves_the_traces_of_what_it_runs() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = format!("--device {device}");
+        let kept = ground.job(&format!("{flags} --budget 1TiB")).unwrap()["report"].clone();
+        let budget_bytes = share(&json!({ "report": kept }), 70);
+        let saves = format!("--save-traces {}", folder.path().join("traces").display());
+        let job = ground.job(&format!("{flags} --budget {budget_bytes}B {saves}")).unwrap();
+        assert_planned(&job["report"]);
+        let paths = job["traces"].as_array().unwrap();
+        let [path] = &paths[..] else { panic!("{device}: {paths:?}") };
+        let trace = Trace::load(path.as_str().unwrap()).unwrap();
+        assert_eq!((trace.family.as_str(), device == "cpu"), ("mine", trace.device == "cpu"), "{}", trace.device);
+        let last = kept["latest"].as_array().unwrap().last().unwrap();
+        assert_eq!(last["peak_bytes"], Lineage::of(&trace).keep_all_peak_bytes(), "{device}");
+        let bytes_of = |class: Class| -> u64 {
+            trace.storages.iter().filter(|storage| storage.class == class).map(|storage| storage.bytes).sum()
+        };
+        let parameter_bytes = job["parameter_bytes"].as_u64().unwrap();
+        for (class, times) in [(Class::Parameter, 1), (Class::Gradient, 1), (Class::OptimizerState, 2)] {
+            let expected = times * parameter_bytes;
+            assert!(bytes_of(class).abs_diff(expected) * 50 < expected, "{device}, {class:?}: {}", bytes_of(class));
         }
     }
 }

@@ -64,10 +64,10 @@ fn loops_run_in_the_manner_of_their_configuration() {
 }
 
 #[test]
-fn a_family_of_imported_traces_has_no_loops() {
-    let text = include_str!("../../../configs/simrd.toml");
+fn traces_that_are_given_have_no_loops() {
+    let text = include_str!("../../../configs/traces.toml");
     let config = parse(text).unwrap();
-    assert_eq!((config.family, config.workloads.len()), (FamilyName::Simrd, 0));
+    assert_eq!((config.family, config.workloads.len()), (FamilyName::Traces, 0));
     assert!(config.members(Split::Train, 1, 0).is_err());
     let looped = parse(&format!("{text}\n[workloads.a]\nlayers = 1\n")).unwrap_err().to_string();
     assert!(looped.contains("workloads.a"), "{looped}");

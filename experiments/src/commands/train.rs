@@ -124,9 +124,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let was_begun = |&stage: &usize| arguments.resume && Course::state(&arguments, stage).exists();
     let first = (0..algorithms.len()).rev().find(was_begun).unwrap_or(0);
     let mut course = Course::open(&config, &arguments, first, arguments.resume)?;
-    if let Some(path) = &arguments.from {
-        start_from(course.pupil.as_mut(), path, &config.family.to_string())?;
-    }
+    let from = arguments.from.as_deref().map(|path| start_from(course.pupil.as_mut(), path)).transpose()?;
     // What goes on is as blind as it was.
     if !arguments.resume {
         course.pupil.hide(&hidden);
@@ -141,6 +139,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
+    if let Some(other) = from.filter(|other| *other != family) {
+        eprintln!("plimsoll: warning: --from: that policy was trained on the family {other}, not {family}");
+    }
     let interrupted = watch_for_interrupt()?;
     course.take(&worlds, &config, &interrupted)?;
     for mut next in later {
@@ -286,13 +287,11 @@ fn opened<'a, H, L: LearnsFrom<TaughtEnvironment> + 'static>(
     }))
 }
 
-/// Gives `learner` the network of the policy file at `path`.
-pub fn start_from<L: Learner + ?Sized>(learner: &mut L, path: &Path, family: &str) -> anyhow::Result<()> {
+/// Gives `learner` the network of the policy file at `path`. Returns the family that it was trained on.
+fn start_from(learner: &mut Pupil, path: &Path) -> anyhow::Result<String> {
     let file = PolicyFile::load(path).context("--from")?;
-    if file.family != family {
-        eprintln!("plimsoll: warning: {} was trained on the family {}, not {family}", path.display(), file.family);
-    }
-    learner.start_from(&file.weights).with_context(|| format!("--from {}", path.display()))
+    learner.start_from(&file.weights).with_context(|| format!("--from {}", path.display()))?;
+    Ok(file.family)
 }
 
 /// Removes what an earlier call left at `path`, if it did.

@@ -1,4 +1,5 @@
 import os
+import pathlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -83,6 +84,13 @@ class Runtime:
 
     def write_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes what happened when, for Perfetto. Empty without `log_events`. Raises OSError."""
+
+    def save_traces(self, folder: str | os.PathLike[str], family: str) -> list[pathlib.Path]:
+        """Writes the programs of the loop that are known so far as traces into `folder`, for `plimsoll train --traces`, and returns their
+        paths: each at all sizes that it has a plan for; on a GPU once its operators were timed within a plan, some iterations after
+        its first one. Files are named after `family`, which is to be that of the model, and what they hold, so several jobs may
+        write into one folder. Raises OSError.
+        """
 
 class Guard:
     """Left by the thread that entered it; by another one it raises RuntimeError."""

@@ -32,6 +32,10 @@ fn runtime_error(error: impl std::fmt::Display) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
 
+fn os_error(error: impl std::fmt::Display) -> PyErr {
+    PyOSError::new_err(error.to_string())
+}
+
 fn load(path: &Path) -> PyResult<PolicyFile> {
     PolicyFile::load(path).map_err(|error| {
         let known = if path.exists() {
@@ -39,7 +43,7 @@ fn load(path: &Path) -> PyResult<PolicyFile> {
         } else {
             format!("; nor is there a baseline of that name, only {}", BASELINES.join(", "))
         };
-        PyOSError::new_err(format!("{error}{known}"))
+        os_error(format!("{error}{known}"))
     })
 }
 
@@ -61,7 +65,10 @@ fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyR
 
 /// Keeps a training loop within a budget.
 #[pyclass(frozen)]
-struct Runtime(torch::Runtime);
+struct Runtime {
+    runtime: torch::Runtime,
+    device: DeviceName,
+}
 
 #[pymethods]
 impl Runtime {
@@ -102,7 +109,8 @@ impl Runtime {
         if log_events {
             builder = builder.log_events();
         }
-        detached(|| builder.build()).map(Runtime).map_err(runtime_error)
+        let runtime = detached(|| builder.build()).map_err(runtime_error)?;
+        Ok(Runtime { runtime, device })
     }
 
     fn iteration(slf: Py<Self>) -> Guard {
@@ -116,28 +124,36 @@ impl Runtime {
 
     #[getter]
     fn budget(&self) -> u64 {
-        detached(|| self.0.budget().as_bytes())
+        detached(|| self.runtime.budget().as_bytes())
     }
 
     #[setter]
     fn set_budget(&self, budget: &Bound<'_, PyAny>) -> PyResult<()> {
         let budget = Budget::bytes(bytes_of(budget)?);
-        detached(|| self.0.set_budget(budget));
+        detached(|| self.runtime.set_budget(budget));
         Ok(())
     }
 
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let report = detached(|| self.0.report().to_json());
+        let report = detached(|| self.runtime.report().to_json());
         let report = py.import("json")?.call_method1("loads", (report,))?;
         Ok(report.cast_into()?)
     }
 
     fn write_chrome_trace(&self, path: PathBuf) -> PyResult<()> {
-        detached(|| self.0.write_chrome_trace(path)).map_err(|error| PyOSError::new_err(error.to_string()))
+        detached(|| self.runtime.write_chrome_trace(path)).map_err(os_error)
+    }
+
+    fn save_traces(&self, folder: PathBuf, family: &str) -> PyResult<Vec<PathBuf>> {
+        detached(|| {
+            std::fs::create_dir_all(&folder).map_err(|error| os_error(format!("{}: {error}", folder.display())))?;
+            let traces = self.runtime.traces(family, &self.device.product());
+            traces.iter().map(|trace| trace.save_in(&folder).map_err(os_error)).collect()
+        })
     }
 
     fn __str__(&self) -> String {
-        detached(|| self.0.report().to_string())
+        detached(|| self.runtime.report().to_string())
     }
 }
 
@@ -186,7 +202,7 @@ impl Guard {
         if slf.is_elsewhere() {
             return Err(runtime_error("another thread is within this already"));
         }
-        let (runtime, is_loop) = (&slf.runtime.get().0, slf.is_loop);
+        let (runtime, is_loop) = (&slf.runtime.get().runtime, slf.is_loop);
         let started = detached(|| match is_loop {
             true => runtime.start_detecting().map(Held::Loop),
             false => runtime.start().map(Held::Iteration),

@@ -22,7 +22,7 @@ use crate::hardware::SlowTiers;
 use crate::learned::LearnedPolicy;
 use crate::lineage::{Edges, Lineage, WindowId};
 use crate::plan::{Action, ActionSet, Plan};
-use crate::planner::{PORTFOLIO, Planned, Planner, TIME, TIME_PER_WINDOW, least_feasible_budget, plan};
+use crate::planner::{Decided, KEEP_ALL, PORTFOLIO, Planner, TIME, TIME_PER_WINDOW, least_feasible_budget, plan};
 use crate::policy::Policy;
 use crate::search::Limits;
 use crate::sweep::Problem;
@@ -84,17 +84,17 @@ impl Decider {
 
     /// The decider's plan, which a baseline makes anew, and others from what they had `before`. Where a baseline's own does not
     /// hold the budget, the planner is asked for one that does: it asks the other baselines, and searches.
-    fn plan(&self, problem: Problem<'_>, planner: &Planner, before: Option<&Plan>) -> Planned {
+    fn plan(&self, problem: Problem<'_>, planner: &Planner, before: Option<&Plan>) -> Decided {
         match self {
-            Decider::Learned(policy) => planner.improve(problem, Some(policy), before).planned,
-            Decider::Planner => planner.improve(problem, None, before).planned,
-            Decider::Baseline(_) => {
-                let own = plan(problem, self.policy().as_mut());
-                if own.fits() {
+            Decider::Learned(policy) => planner.improve(problem, Some(policy), before),
+            Decider::Planner => planner.improve(problem, None, before),
+            Decider::Baseline(name) => {
+                let own = Decided { planned: plan(problem, self.policy().as_mut()), by: name };
+                if own.planned.fits() {
                     return own;
                 }
-                let others = planner.improve(problem, None, before).planned;
-                if others.is_better_than(&own) { others } else { own }
+                let others = planner.improve(problem, None, before);
+                if others.planned.is_better_than(&own.planned) { others } else { own }
             }
         }
     }
@@ -110,6 +110,13 @@ enum Times {
     Wanted(Reason),
     /// One was, by marks on the device; the next tells what it takes without.
     Marked(Reason, Box<RecordedIteration>),
+}
+
+impl Times {
+    /// Whether they are, or were, what operators take.
+    fn are_good(&self) -> bool {
+        matches!(self, Times::Known | Times::Wanted(Reason::Drifted) | Times::Marked(Reason::Drifted, _))
+    }
 }
 
 /// What is wrong with a program's times.
@@ -288,6 +295,12 @@ impl Library {
     /// The least budget for which a plan was found, where one was looked for.
     pub(super) fn least_feasible_bytes(&self) -> Option<u64> {
         self.least_feasible_bytes
+    }
+
+    /// The programs, at the sizes that there are plans for, as far as it is known what their operators take.
+    pub(super) fn traces<'a>(&'a self, driver: &'a Driver) -> impl Iterator<Item = &'a Trace> {
+        let rungs = driver.rungs().map(|(_, rung)| rung).filter(|rung| self.shelves[&rung.serial].times.are_good());
+        rungs.map(|rung| &*rung.known.trace)
     }
 
     /// The program that the next iteration is expected to be, and what is to be done with it: what followed such as came last, else
@@ -534,7 +547,7 @@ impl Library {
         let survey = |lineage: &Lineage| {
             let time = TIME.max(TIME_PER_WINDOW * lineage.windows().len() as u32) / SURVEYS;
             let planner = Planner { limits: Limits::wall(time), ..SURVEY };
-            self.decider.plan(self.problem(trace, lineage, budget_bytes), &planner, Some(&rung.scheduled.plan))
+            self.decider.plan(self.problem(trace, lineage, budget_bytes), &planner, Some(&rung.scheduled.plan)).planned
         };
         let mut lineage = Lineage::between(trace, edges);
         let mut planned = survey(&lineage);
@@ -714,10 +727,10 @@ impl Library {
         let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
         let problem = self.problem(trace, lineage, budget_bytes);
-        let plan = if lineage.keep_all_peak_bytes() <= budget_bytes {
-            Plan::keep_all(lineage.windows().len())
+        let (plan, by) = if lineage.keep_all_peak_bytes() <= budget_bytes {
+            (Plan::keep_all(lineage.windows().len()), KEEP_ALL)
         } else {
-            let planned = self.decider.plan(problem, planner, before);
+            let Decided { planned, by } = self.decider.plan(problem, planner, before);
             // Where something may be left away, less may do.
             let less_may_do = self.is_loop && self.may_leave_away();
             if !(planned.fits() || shelf.is_hasty || less_may_do) {
@@ -725,10 +738,11 @@ impl Library {
                 let least = least_feasible_budget(problem, &mut policies);
                 self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
             }
-            planned.plan
+            (planned.plan, by)
         };
         let scheduled = self.schedule(known, plan, budget_bytes);
         report.plans += 1;
+        *report.plans_by.entry(by).or_default() += 1;
         report.planning_ns += started.elapsed().as_nanos() as u64;
         scheduled
     }

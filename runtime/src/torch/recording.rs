@@ -624,36 +624,49 @@ fn median_and_spread(mut values: Vec<u64>) -> (u64, u64) {
 
 /// Says what each storage is for: by the caller's marks, then by how the iteration uses it.
 fn classify(trace: &mut Trace, marks: HashMap<StorageId, Class>) {
-    let count = trace.storages.len();
-    let (mut forward, mut backward, mut updated) = (vec![false; count], vec![false; count], vec![false; count]);
-    let (mut filled, mut written) = (vec![false; count], vec![false; count]);
+    /// What the iteration does with a storage.
+    #[derive(Clone, Copy, Default)]
+    struct Use {
+        in_forward: bool,
+        in_backward: bool,
+        in_update: bool,
+        /// Made from nothing in the forward pass.
+        is_filled: bool,
+        is_written: bool,
+        /// Made or written by the backward pass.
+        is_propagated: bool,
+        is_updated: bool,
+    }
+
+    let mut uses = vec![Use::default(); trace.storages.len()];
     for operator in &trace.operators {
         for access in &operator.accesses {
-            let index = access.storage.index();
+            let used = &mut uses[access.storage.index()];
+            let writes = access.mode.writes();
+            used.is_written |= writes;
             match operator.phase {
-                Phase::Forward => forward[index] = true,
-                Phase::Backward => backward[index] = true,
-                Phase::Update => updated[index] |= access.mode.writes(),
+                Phase::Forward => used.in_forward = true,
+                Phase::Backward => (used.in_backward, used.is_propagated) = (true, used.is_propagated || writes),
+                Phase::Update => (used.in_update, used.is_updated) = (true, used.is_updated || writes),
             }
-            written[index] |= access.mode.writes();
         }
         for storage in &operator.creates {
-            forward[storage.index()] |= operator.phase == Phase::Forward;
-            filled[storage.index()] = operator.accesses.is_empty() && operator.phase == Phase::Forward;
+            let made = &mut uses[storage.index()];
+            made.in_forward = operator.phase == Phase::Forward;
+            made.is_propagated = operator.phase == Phase::Backward;
+            made.is_filled = made.in_forward && operator.accesses.is_empty();
         }
     }
-    for index in 0..count {
+    for (index, used) in uses.into_iter().enumerate() {
         let initial = index < trace.initial_storages as usize;
-        trace.storages[index].class = if let Some(&class) = marks.get(&StorageId(index as u32)) {
-            class
-        } else if initial && updated[index] {
-            Class::OptimizerState
-        } else if (initial || filled[index]) && forward[index] && !written[index] {
-            Class::Input
-        } else if !initial && forward[index] && backward[index] {
-            Class::Activation
-        } else {
-            Class::Temporary
+        trace.storages[index].class = match marks.get(&StorageId(index as u32)) {
+            Some(&class) => class,
+            None if used.is_propagated && used.in_update => Class::Gradient,
+            None if initial && used.is_updated && used.in_forward => Class::Parameter,
+            None if initial && used.is_updated => Class::OptimizerState,
+            None if (initial || used.is_filled) && used.in_forward && !used.is_written => Class::Input,
+            None if !initial && used.in_forward && used.in_backward => Class::Activation,
+            None => Class::Temporary,
         };
     }
     // What lives on into the next iteration is there what it is here.

@@ -1,5 +1,6 @@
 //! What a training loop under a budget did: per iteration and in total, as text and as JSON.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
@@ -139,6 +140,9 @@ pub struct Report {
     /// Plans made. After some of them planning takes a tenth of the loop's time at most: what it has no time for is decoded
     /// greedily, and planned well when it has.
     pub plans: u64,
+    /// Of those, how many each one made, by the names of [`Decided::by`](crate::Decided::by): the policy, a baseline, a search; `before`
+    /// where the plan that there was stayed.
+    pub plans_by: BTreeMap<&'static str, u64>,
     /// Plans made anew, with times that were measured anew: because makespans had drifted from the predicted ones; and once for
     /// each program on a GPU, whose operators are only timed well once they are planned.
     pub replans: u64,
@@ -218,6 +222,9 @@ impl fmt::Display for Report {
             self.replans,
             ms(self.planning_ns)
         )?;
+        for (by, plans) in &self.plans_by {
+            writeln!(f, "  by {by:<15}{plans:>12}")?;
+        }
         if self.failed_copies > 0 {
             writeln!(f, "failed copies       {:>12}", self.failed_copies)?;
         }

@@ -43,6 +43,7 @@ use crate::hardware::{Link, SlowTiers};
 use crate::plan::ActionSet;
 use crate::planner::Planner;
 use crate::policy_file::PolicyFile;
+use crate::trace::Trace;
 
 /// Device bytes that a training loop may never exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -422,6 +423,22 @@ impl Runtime {
         report.least_feasible_budget_bytes =
             report.least_feasible_budget_bytes.max(driver.residency.reactive.least_bytes);
         report
+    }
+
+    /// The programs that are known so far, for a policy to learn on: each at all sizes that it has a plan for, the parts of an iteration
+    /// that is divided by themselves. On a GPU a program is there once its operators were timed within a plan, some iterations after
+    /// its first one.
+    ///
+    /// `family` is to be that of the model, and `device` the one that it trains on, as traces say it. Workloads are named after what
+    /// they are, so those of several jobs may be [saved in](Trace::save_in) one folder.
+    pub fn traces(&self, family: &str, device: &str) -> Vec<Trace> {
+        let keeper = lock(&self.keeper);
+        let driver = self.shared.lock();
+        let named = |trace: &Trace| {
+            let workload = format!("{family}-{}", &trace.fingerprint()[..8]);
+            Trace { workload, family: family.to_owned(), device: device.to_owned(), ..trace.clone() }
+        };
+        keeper.library.traces(&driver).map(named).collect()
     }
 
     /// Writes what happened when, for Perfetto or `chrome://tracing`: operators, both copy channels, and bytes over
