@@ -4,177 +4,38 @@
 //! are alike make a trace, and the trace a plan. Where they are alike but for the sizes of storages, they are one program, which
 //! has a plan for each of them, and for others as they come. A program whose makespan drifts is measured and planned anew.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::Instant;
+mod away;
+mod decider;
+mod planning;
+mod shelf;
 
-use super::absence::{Absence, Leavable, Look, PartName, Price};
+use std::collections::{HashMap, VecDeque};
+
+pub(super) use self::decider::Decider;
+use self::planning::{PLANNING_SHARE, carried_over, has_time};
+use self::shelf::{Measured, Reason, Shelf, Times};
+use super::absence::{Absence, PartName};
 use super::backoff::Backoff;
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Expected, Record, Wanted};
 use super::ladder::{Fit, Proposal, Rung, Served};
 use super::parts::{Cuts, Division};
-use super::program::{Known, Program, Scheduled};
-use super::recording::{RecordedIteration, retime, retime_at_most, trace_of_alike};
+use super::program::{Known, Program};
+use super::recording::{RecordedIteration, retime, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
 use super::succession::Succession;
-use crate::baselines::{Dtr, DtrSwap, baseline};
 use crate::hardware::SlowTiers;
-use crate::learned::LearnedPolicy;
-use crate::lineage::{Edges, Lineage, WindowId};
-use crate::plan::{Action, ActionSet, Plan};
-use crate::planner::{Decided, KEEP_ALL, PORTFOLIO, Planner, TIME, TIME_PER_WINDOW, least_feasible_budget, plan};
-use crate::policy::Policy;
-use crate::search::Limits;
-use crate::sweep::Problem;
-use crate::timeline::{Prediction, Timeline};
+use crate::lineage::Lineage;
+use crate::plan::ActionSet;
+use crate::planner::Planner;
 use crate::trace::Trace;
 
 /// Followed iterations in a row after which recording stops, until a program is not known again.
 const CALM: u32 = 12;
-/// Followed iterations that drift is judged by.
-const WINDOW: usize = 16;
-/// Factor by which measured makespans may drift from what they were in relation to the predicted ones.
-const DRIFT: f64 = 1.25;
 /// Planned iterations in a row that ran out of bytes after which the plan is made for fewer.
 const PRESSED_MAX: u32 = 2;
-/// Plans after which none may take any time: until then those for the sizes that a program was found at may.
-const PLANS_FREE: u64 = 8;
-/// What it may take then, of the loop's own time. What is planned beyond that is decoded greedily.
-const PLANNING_SHARE: f64 = 0.1;
-/// What it may have taken before it is found out for the first time what should stay away from one iteration, or part of one, to the
-/// next, where the budget is held without.
-const SURVEY_SHARE: f64 = 0.5;
-/// How that is done; without a policy, by the baseline that was the best most often.
-const HASTY: Planner = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
-/// How a plan is made that nobody carries out, to find out what another would take; and in which share of the time of one that
-/// somebody does.
-const SURVEY: Planner =
-    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::evaluations(u64::MAX) };
-const SURVEYS: u32 = 10;
 /// Iterations that wait for another one like them.
 const WAITING_MAX: usize = 64;
-/// Iterations of a program that may go otherwise than planned, or be disturbed, before it is left with the times that it has.
-const TRIES: u32 = 8;
-/// What marks on a device may cost an operator; an iteration that they seem to cost more was disturbed by something else. They cost
-/// 3 to 14 µs on a host that an H200 waits for.
-const MARKS_NS: u64 = 30_000;
-
-/// Who decides.
-pub(super) enum Decider {
-    Learned(Box<LearnedPolicy>),
-    Baseline(&'static str),
-    /// Nobody was named.
-    Planner,
-}
-
-impl Decider {
-    /// The policy that decides when bytes run out: DTR's rule, for swaps too, where ours has to see the whole iteration first.
-    pub(super) fn reactive(&self) -> Box<dyn Policy + Send> {
-        let policy = self.policy();
-        if policy.decides_unopened() { policy } else { Box::new(DtrSwap) }
-    }
-
-    fn policy(&self) -> Box<dyn Policy + Send> {
-        match self {
-            Decider::Learned(policy) => policy.clone(),
-            Decider::Baseline(name) => baseline(name, 0).expect("the builder has asked for it"),
-            Decider::Planner => Box::new(DtrSwap),
-        }
-    }
-
-    /// The decider's plan, which a baseline makes anew, and others from what they had `before`. Where a baseline's own does not
-    /// hold the budget, the planner is asked for one that does: it asks the other baselines, and searches.
-    fn plan(&self, problem: Problem<'_>, planner: &Planner, before: Option<&Plan>) -> Decided {
-        match self {
-            Decider::Learned(policy) => planner.improve(problem, Some(policy), before),
-            Decider::Planner => planner.improve(problem, None, before),
-            Decider::Baseline(name) => {
-                let own = Decided { planned: plan(problem, self.policy().as_mut()), by: name };
-                if own.planned.fits() {
-                    return own;
-                }
-                let others = planner.improve(problem, None, before);
-                if others.planned.is_better_than(&own.planned) { others } else { own }
-            }
-        }
-    }
-}
-
-/// What is known of a program's times.
-#[derive(Default)]
-enum Times {
-    /// Its trace has them.
-    #[default]
-    Known,
-    /// An iteration is to be measured for a plan of new times.
-    Wanted(Reason),
-    /// One was, by marks on the device; the next tells what it takes without.
-    Marked(Reason, Box<RecordedIteration>),
-}
-
-impl Times {
-    /// Whether they are, or were, what operators take.
-    fn are_good(&self) -> bool {
-        matches!(self, Times::Known | Times::Wanted(Reason::Drifted) | Times::Marked(Reason::Drifted, _))
-    }
-}
-
-/// What is wrong with a program's times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reason {
-    /// They were taken by marks on a device while bytes ran out, or kernels were loaded: none is too small.
-    Early,
-    /// They no longer are what operators take.
-    Drifted,
-    /// They are guessed from those at other sizes.
-    Guessed,
-}
-
-/// An iteration that was measured for a plan of new times.
-struct Measured {
-    reason: Reason,
-    recorded: RecordedIteration,
-    /// By how much marks on the device made it longer.
-    marks_ns: u64,
-}
-
-impl Measured {
-    /// Puts its times into a trace at the same sizes.
-    fn retime(&self, trace: &mut Trace) {
-        match self.reason {
-            Reason::Early => retime_at_most(&self.recorded, trace),
-            Reason::Drifted | Reason::Guessed => retime(&[&self.recorded], trace),
-        }
-        trace.cut_to(trace.makespan_ns.saturating_sub(self.marks_ns));
-    }
-}
-
-/// What is remembered of a program beside its trace and schedule.
-#[derive(Default)]
-struct Shelf {
-    /// Measured ÷ predicted makespan of the latest planned iterations, all of which came `after` the same other.
-    ratios: VecDeque<f64>,
-    after: Option<u64>,
-    /// Those since the last of them that came after others.
-    elsewhere: usize,
-    /// What that was when the plan was new.
-    reference: Option<f64>,
-    /// What its operators take.
-    times: Times,
-    /// Iterations that went as planned since the plan is new, and those that did not while its times were wanted.
-    followed: u32,
-    astray: u32,
-    /// Whether it is planned at the sizes that it was found at, and not for more of them.
-    is_first: bool,
-    /// Whether there was no time to plan it well.
-    is_hasty: bool,
-    /// Planned iterations in a row that ran out of bytes.
-    pressed: u32,
-    /// Bytes that plans leave free, because something else takes them.
-    margin_bytes: u64,
-    /// Whether they cannot leave more.
-    is_tight: bool,
-}
 
 /// What an iteration that was not known turns out to be.
 enum Compared {
@@ -345,12 +206,6 @@ impl Library {
         self.lacks_times || self.shelves.values().any(|shelf| matches!(shelf.times, Times::Wanted(_)))
     }
 
-    /// Whether anything may be left away from one iteration to the next, or from one part of an iteration to the next, for its own sake:
-    /// a baseline decides alone.
-    pub(super) fn may_leave_away(&self) -> bool {
-        self.actions.swap && !matches!(self.decider, Decider::Baseline(_))
-    }
-
     /// Learns from an iteration, or its last part.
     pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
         let before = self.before.take();
@@ -451,128 +306,6 @@ impl Library {
                 self.know(rung, known, budget_bytes, report);
             }
         }
-    }
-
-    /// A program stands otherwise to what comes before and after it than its plan has it.
-    fn fit_edges(&mut self, driver: &mut Driver, index: usize, budget_bytes: u64, report: &mut Report) {
-        let edges = driver.programs[index].edges(self.absence.away());
-        let rung = driver.programs[index].ladder.rung_mut();
-        let before = rung.known.lineage.edges();
-        if *before == edges {
-            return;
-        }
-        let is_same_but_for_time = before.leaves_the_same(&edges);
-        let known = rung.known.at(edges);
-        if is_same_but_for_time {
-            let plan = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
-            let scheduled = self.schedule(&known, plan, self.left_bytes(rung, budget_bytes));
-            if !scheduled.exceeds_budget() {
-                (rung.known, rung.scheduled) = (known, scheduled);
-                return;
-            }
-        }
-        self.know(rung, known, budget_bytes, report);
-    }
-
-    /// What the budget leaves a plan.
-    fn left_bytes(&self, rung: &Rung, budget_bytes: u64) -> u64 {
-        budget_bytes.saturating_sub(self.shelves[&rung.serial].margin_bytes)
-    }
-
-    fn schedule(&self, known: &Known, plan: Plan, budget_bytes: u64) -> Scheduled {
-        let mut timeline = Timeline::new(&known.trace, &known.lineage, self.tiers);
-        let (mut schedule, prediction) = timeline.schedule(&plan, budget_bytes);
-        timeline.let_read_out(&mut schedule);
-        Scheduled::new(known, plan, schedule, Some(prediction))
-    }
-
-    /// An iteration has ended that was divided, or that another one follows: decides, now and then, what stays away in between.
-    fn settle_absence(&mut self, driver: &Driver, budget_bytes: u64, report: &mut Report) {
-        let Some(names) = std::mem::take(&mut self.parts).into_iter().collect::<Option<Vec<PartName>>>() else {
-            return;
-        };
-        if !self.may_leave_away() {
-            return;
-        }
-        let rung = |(program, rung): PartName| {
-            let program = driver.programs.iter().find(|other| other.serial == program)?;
-            Some((program, program.ladder.rungs().iter().find(|other| other.serial == rung)?))
-        };
-        let known = names.iter().filter_map(|&name| rung(name));
-        let known: Vec<_> = known.filter(|(program, _)| program.knows_before()).collect();
-        let exceeds = known.iter().any(|(_, rung)| rung.scheduled.exceeds_budget());
-        let is_urgent = exceeds && known.len() == names.len();
-        match self.absence.note(names, is_urgent) {
-            Some(Look::AtOnce) if self.absence.is_undecided() || has_time(report, PLANNING_SHARE) => {}
-            Some(Look::First) if has_time(report, SURVEY_SHARE) => {}
-            Some(Look::Again) if has_time(report, PLANNING_SHARE) => {}
-            _ => return,
-        }
-        let started = Instant::now();
-        let mut absence = std::mem::take(&mut self.absence);
-        let parts: Vec<_> = absence.parts().filter_map(rung).collect();
-        // Where iterations are divided, what some part of them does without; else what is there all the time.
-        let leaves = parts.iter().filter_map(|(program, _)| program.leaves).min();
-        let mut could = BTreeMap::new();
-        for (program, rung) in parts.iter().filter(|(program, _)| program.leaves == leaves) {
-            for (storage, entry) in program.leavable() {
-                if let Some(live) = driver.residency.get(entry) {
-                    let idle_ns = rung.known.lineage.idle_around_ns(storage);
-                    could.entry(entry).or_insert(Leavable { entry, bytes: live.bytes, idle_ns });
-                }
-            }
-        }
-        let could = could.into_values().collect();
-        let mut prices: HashMap<(u64, Edges), Price> = HashMap::new();
-        absence.decide(could, |away| {
-            let price_of = |(program, rung): &(&Program, &Rung)| {
-                let edges = program.edges(away);
-                let price = || self.price(rung, edges.clone(), budget_bytes);
-                *prices.entry((rung.serial, edges.clone())).or_insert_with(price)
-            };
-            parts.iter().map(price_of).fold(Price::default(), Price::and)
-        });
-        self.absence = absence;
-        report.planning_ns += started.elapsed().as_nanos() as u64;
-    }
-
-    fn problem<'a>(&self, trace: &'a Trace, lineage: &'a Lineage, budget_bytes: u64) -> Problem<'a> {
-        Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions }
-    }
-
-    /// What an iteration, or a part of one, is predicted to take between such edges, by a plan that is made for that alone.
-    fn price(&self, rung: &Rung, edges: Edges, budget_bytes: u64) -> Price {
-        let trace = &*rung.known.trace;
-        let budget_bytes = self.left_bytes(rung, budget_bytes);
-        let survey = |lineage: &Lineage| {
-            let time = TIME.max(TIME_PER_WINDOW * lineage.windows().len() as u32) / SURVEYS;
-            let planner = Planner { limits: Limits::wall(time), ..SURVEY };
-            self.decider.plan(self.problem(trace, lineage, budget_bytes), &planner, Some(&rung.scheduled.plan)).planned
-        };
-        let mut lineage = Lineage::between(trace, edges);
-        let mut planned = survey(&lineage);
-        // What has no time to leave before the end leaves when the next one begins.
-        let mut timeline = Timeline::new(trace, &lineage, self.tiers);
-        timeline.predict(&planned.plan, budget_bytes);
-        let with_leaving = lineage.edges().with_leaving(&timeline.leaving());
-        if with_leaving != *lineage.edges() {
-            lineage = Lineage::between(trace, with_leaving);
-            planned = survey(&lineage);
-        }
-        let Prediction { makespan_ns, over_budget_bytes, offloaded_bytes, prefetched_bytes, .. } = planned.prediction;
-        let unavoidable_bytes =
-            self.problem(trace, &lineage, budget_bytes).unavoidable_bytes().saturating_sub(budget_bytes);
-        let copied_bytes = offloaded_bytes + prefetched_bytes;
-        Price { unavoidable_bytes, over_budget_bytes, makespan_ns, copied_bytes }
-    }
-
-    /// Plans a program anew, of which more is known.
-    fn know(&mut self, rung: &mut Rung, known: Known, budget_bytes: u64, report: &mut Report) {
-        let before = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
-        let mut shelf = self.take_shelf(rung);
-        rung.scheduled = self.plan(&known, Some(&before), budget_bytes, &mut shelf, report);
-        rung.known = known;
-        self.shelves.insert(rung.serial, shelf);
     }
 
     /// Iterations are divided otherwise: what they were will not come again.
@@ -688,99 +421,10 @@ impl Library {
         serial
     }
 
-    /// A new rung, planned.
-    fn plan_for(
-        &mut self,
-        known: Known,
-        before: Option<&Plan>,
-        times: Times,
-        budget_bytes: u64,
-        report: &mut Report,
-    ) -> Rung {
-        let mut shelf = Shelf { times, is_first: before.is_none(), ..Shelf::default() };
-        let scheduled = self.plan(&known, before, budget_bytes, &mut shelf, report);
-        self.names += 1;
-        self.shelves.insert(self.names, shelf);
-        Rung::new(known, scheduled, self.names, self.clock)
-    }
-
     /// Lets go of a plan where there are too many.
     fn make_way(&mut self, driver: &mut Driver) {
         if let Some(left) = driver.make_way(self.plans_max) {
             self.shelves.remove(&left);
-        }
-    }
-
-    /// Plans a program for what the budget leaves it, from the plan that there was `before`.
-    fn plan(
-        &mut self,
-        known: &Known,
-        before: Option<&Plan>,
-        budget_bytes: u64,
-        shelf: &mut Shelf,
-        report: &mut Report,
-    ) -> Scheduled {
-        let started = Instant::now();
-        shelf.take_new_plan();
-        shelf.is_hasty = !(shelf.is_first && report.plans < PLANS_FREE || has_time(report, PLANNING_SHARE));
-        let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
-        let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
-        let (trace, lineage) = (&*known.trace, &*known.lineage);
-        let problem = self.problem(trace, lineage, budget_bytes);
-        let (plan, by) = if lineage.keep_all_peak_bytes() <= budget_bytes {
-            (Plan::keep_all(lineage.windows().len()), KEEP_ALL)
-        } else {
-            let Decided { planned, by } = self.decider.plan(problem, planner, before);
-            // Where something may be left away, less may do.
-            let less_may_do = self.is_loop && self.may_leave_away();
-            if !(planned.fits() || shelf.is_hasty || less_may_do) {
-                let mut policies = [self.decider.policy(), Box::new(Dtr)];
-                let least = least_feasible_budget(problem, &mut policies);
-                self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
-            }
-            (planned.plan, by)
-        };
-        let scheduled = self.schedule(known, plan, budget_bytes);
-        report.plans += 1;
-        *report.plans_by.entry(by).or_default() += 1;
-        report.planning_ns += started.elapsed().as_nanos() as u64;
-        scheduled
-    }
-
-    /// Plans a program anew.
-    fn replan(&mut self, rung: &mut Rung, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) {
-        rung.scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
-    }
-
-    /// Plans a program anew, so that it leaves so many more bytes free. Where no such plan is found the present one stays.
-    fn leave_free(
-        &mut self,
-        rung: &mut Rung,
-        bytes: u64,
-        budget_bytes: u64,
-        shelf: &mut Shelf,
-        report: &mut Report,
-    ) -> bool {
-        shelf.margin_bytes += bytes;
-        let scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
-        let fits = !scheduled.exceeds_budget();
-        if fits {
-            rung.scheduled = scheduled;
-        } else {
-            shelf.margin_bytes -= bytes;
-        }
-        fits
-    }
-
-    /// Makes every plan anew, for another budget.
-    pub(super) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
-        self.least_feasible_bytes = None;
-        self.absence.doubt();
-        for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
-            let Shelf { times, is_first, .. } = self.take_shelf(rung);
-            let mut shelf = Shelf { times, is_first, ..Shelf::default() };
-            self.replan(rung, budget_bytes, &mut shelf, report);
-            self.shelves.insert(rung.serial, shelf);
         }
     }
 
@@ -842,208 +486,5 @@ impl Library {
     /// What is remembered of a rung, for as long as that is worked on.
     fn take_shelf(&mut self, rung: &Rung) -> Shelf {
         self.shelves.remove(&rung.serial).expect("every rung has a shelf")
-    }
-}
-
-/// What a plan does, for the windows of the same program at other sizes: those of small storages are no windows.
-fn carried_over(plan: &Plan, from: &Lineage, to: &Lineage) -> Plan {
-    let actions: HashMap<_, Action> = from
-        .windows()
-        .iter()
-        .zip(plan.actions())
-        .map(|(window, &action)| ((window.storage, window.start), action))
-        .collect();
-    let mut carried = Plan::keep_all(to.windows().len());
-    for (id, window) in (0..).map(WindowId).zip(to.windows()) {
-        carried.set(id, actions.get(&(window.storage, window.start)).copied().unwrap_or_default());
-    }
-    carried
-}
-
-/// Whether planning has taken no more than this share of the loop's time.
-fn has_time(report: &Report, share: f64) -> bool {
-    report.planning_ns as f64 <= share * report.makespan_ns as f64
-}
-
-impl Shelf {
-    /// There is another plan: what was learned of the last one is void.
-    fn take_new_plan(&mut self) {
-        self.forget_ratios();
-        (self.followed, self.pressed) = (0, 0);
-        if let Times::Marked(reason, _) = self.times {
-            self.times = Times::Wanted(reason);
-        }
-    }
-
-    fn forget_ratios(&mut self) {
-        self.ratios.clear();
-        (self.reference, self.elsewhere) = (None, 0);
-    }
-
-    /// What an iteration was measured at, where times are wanted and all is known; takes the recording then. What goes otherwise
-    /// than planned takes longer than it would, and tells nothing. At other sizes than the plan's, which may never come again, what
-    /// marks take is not found out.
-    fn learn(
-        &mut self,
-        (followed, fit): (bool, Fit),
-        recorded: &mut Option<RecordedIteration>,
-        on_device_ns: Option<u64>,
-    ) -> Option<Measured> {
-        if !followed {
-            self.go_astray();
-            return None;
-        }
-        let is_warm = self.followed > 0;
-        self.followed += 1;
-        match std::mem::take(&mut self.times) {
-            Times::Wanted(reason) if is_warm && recorded.as_ref().is_some_and(|recorded| recorded.is_timed) => {
-                let recorded = recorded.take()?;
-                if !recorded.is_marked || fit != Fit::Exact {
-                    return Some(Measured { reason, recorded, marks_ns: 0 });
-                }
-                self.times = Times::Marked(reason, Box::new(recorded));
-            }
-            Times::Marked(reason, marked) if fit == Fit::Exact && recorded.is_none() && on_device_ns.is_some() => {
-                let marks_ns = marked.makespan_ns().saturating_sub(on_device_ns?);
-                if marks_ns <= MARKS_NS * marked.operators() as u64 {
-                    return Some(Measured { reason, recorded: *marked, marks_ns });
-                }
-                self.times = Times::Wanted(reason);
-                self.go_astray();
-            }
-            Times::Marked(reason, marked) if fit != Fit::Exact => {
-                self.times = Times::Marked(reason, marked);
-                self.go_astray();
-            }
-            before => self.times = before,
-        }
-        None
-    }
-
-    /// An iteration told nothing. After some of them the program is left with the times that it has.
-    fn go_astray(&mut self) {
-        if matches!(self.times, Times::Known) {
-            return;
-        }
-        self.astray += 1;
-        if self.astray == TRIES {
-            (self.times, self.astray) = (Times::Known, 0);
-            self.forget_ratios();
-        }
-    }
-
-    /// Notes one more ratio of measured to predicted makespan. Drift is a change of their median over a window from what
-    /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift. While times are
-    /// wanted anyway none is looked for. Those that come `after` the same are disturbed alike; where none does for long, others count.
-    fn note(&mut self, ratio: f64, after: Option<u64>) {
-        if !matches!(self.times, Times::Known) {
-            return;
-        }
-        self.elsewhere = if after == self.after { 0 } else { self.elsewhere + 1 };
-        if self.ratios.is_empty() || self.elsewhere == WINDOW {
-            self.forget_ratios();
-            self.after = after;
-        } else if self.elsewhere > 0 {
-            return;
-        }
-        if self.ratios.len() == WINDOW {
-            self.ratios.pop_front();
-        }
-        self.ratios.push_back(ratio);
-        if self.ratios.len() < WINDOW {
-            return;
-        }
-        let mut sorted: Vec<f64> = self.ratios.iter().copied().collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let median = sorted[WINDOW / 2];
-        let reference = *self.reference.get_or_insert(median);
-        if median > reference * DRIFT || median < reference / DRIFT {
-            self.times = Times::Wanted(Reason::Drifted);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_steady_error_of_prediction_is_no_drift_and_a_change_is() {
-        let mut shelf = Shelf::default();
-        (0..100).for_each(|_| shelf.note(1.6, None));
-        assert!(matches!(shelf.times, Times::Known));
-        (0..WINDOW).for_each(|_| shelf.note(2.5, None));
-        assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
-    }
-
-    /// A program whose first times are not good, once it has been planned.
-    fn early() -> Shelf {
-        let mut shelf = Shelf { times: Times::Wanted(Reason::Early), ..Shelf::default() };
-        assert!(
-            shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 900)), None).is_none(),
-            "the first makes room"
-        );
-        shelf
-    }
-
-    #[test]
-    fn times_that_are_wanted_take_an_iteration_with_marks_and_one_without() {
-        let mut shelf = early();
-        assert!(shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
-        assert!(matches!(shelf.times, Times::Marked(Reason::Early, _)));
-        // Something else comes between.
-        assert!(shelf.learn((false, Fit::Exact), &mut None, Some(4_000)).is_none());
-        let measured = shelf.learn((true, Fit::Exact), &mut None, Some(640)).expect("all is known");
-        assert_eq!((measured.marks_ns, measured.recorded.makespan_ns()), (60, 700));
-    }
-
-    #[test]
-    fn times_of_another_plan_or_of_an_iteration_that_was_disturbed_do_not_count() {
-        let mut shelf = early();
-        assert!(shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), Some(700)).is_none());
-        shelf.take_new_plan();
-        assert!(matches!(shelf.times, Times::Wanted(Reason::Early)) && shelf.followed == 0);
-        let mut shelf = early();
-        let disturbed = RecordedIteration::marked(10, 700 + 10 * MARKS_NS);
-        assert!(shelf.learn((true, Fit::Exact), &mut Some(disturbed), None).is_none());
-        assert!(shelf.learn((true, Fit::Exact), &mut None, Some(640)).is_none());
-        assert!(matches!(shelf.times, Times::Wanted(Reason::Early)));
-    }
-
-    #[test]
-    fn a_program_that_is_never_followed_is_left_with_its_times() {
-        let mut shelf = early();
-        (0..TRIES).for_each(|_| {
-            assert!(shelf.learn((false, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), None).is_none())
-        });
-        assert!(matches!(shelf.times, Times::Known));
-    }
-
-    #[test]
-    fn while_times_are_wanted_no_drift_is_looked_for() {
-        let mut shelf = Shelf::default();
-        (0..WINDOW).for_each(|_| shelf.note(1.0, None));
-        (0..WINDOW).for_each(|_| shelf.note(2.0, None));
-        assert!(matches!(shelf.times, Times::Wanted(Reason::Drifted)));
-        shelf.learn((true, Fit::Exact), &mut None, None);
-        shelf.learn((true, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), None);
-        shelf.note(2.0, None);
-        assert!(matches!(shelf.times, Times::Marked(Reason::Drifted, _)));
-    }
-
-    #[test]
-    fn planning_may_take_its_share() {
-        let after = |planning_ns| Report { planning_ns, makespan_ns: 1_000, ..Report::default() };
-        assert!(!has_time(&after(101), PLANNING_SHARE));
-        assert!(has_time(&after(100), PLANNING_SHARE));
-    }
-
-    #[test]
-    fn one_slow_iteration_is_no_drift() {
-        let mut shelf = Shelf::default();
-        (0..WINDOW).for_each(|_| shelf.note(1.0, None));
-        shelf.note(50.0, None);
-        (0..WINDOW).for_each(|_| shelf.note(1.1, None));
-        assert!(matches!(shelf.times, Times::Known));
     }
 }

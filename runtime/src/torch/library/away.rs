@@ -1,0 +1,132 @@
+//! What is away from one iteration, or part of one, to the next. What that costs is found out here; [`Absence`](super::Absence)
+//! decides.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use super::Library;
+use super::decider::Decider;
+use super::planning::{PLANNING_SHARE, carried_over, has_time};
+use crate::lineage::{Edges, Lineage};
+use crate::planner::{PORTFOLIO, Planner, TIME, TIME_PER_WINDOW};
+use crate::search::Limits;
+use crate::timeline::{Prediction, Timeline};
+use crate::torch::absence::{Leavable, Look, PartName, Price};
+use crate::torch::driver::Driver;
+use crate::torch::ladder::Rung;
+use crate::torch::program::Program;
+use crate::torch::report::Report;
+
+/// What planning may have taken before it is found out for the first time what should stay away from one iteration, or part of one, to the
+/// next, where the budget is held without.
+const SURVEY_SHARE: f64 = 0.5;
+/// How a plan is made that nobody carries out, to find out what another would take; and in which share of the time of one that
+/// somebody does.
+const SURVEY: Planner =
+    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::evaluations(u64::MAX) };
+const SURVEYS: u32 = 10;
+
+impl Library {
+    /// Whether anything may be left away from one iteration to the next, or from one part of an iteration to the next, for its own sake:
+    /// a baseline decides alone.
+    pub(in crate::torch) fn may_leave_away(&self) -> bool {
+        self.actions.swap && !matches!(self.decider, Decider::Baseline(_))
+    }
+
+    /// A program stands otherwise to what comes before and after it than its plan has it.
+    pub(super) fn fit_edges(&mut self, driver: &mut Driver, index: usize, budget_bytes: u64, report: &mut Report) {
+        let edges = driver.programs[index].edges(self.absence.away());
+        let rung = driver.programs[index].ladder.rung_mut();
+        let before = rung.known.lineage.edges();
+        if *before == edges {
+            return;
+        }
+        let is_same_but_for_time = before.leaves_the_same(&edges);
+        let known = rung.known.at(edges);
+        if is_same_but_for_time {
+            let plan = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
+            let scheduled = self.schedule(&known, plan, self.left_bytes(rung, budget_bytes));
+            if !scheduled.exceeds_budget() {
+                (rung.known, rung.scheduled) = (known, scheduled);
+                return;
+            }
+        }
+        self.know(rung, known, budget_bytes, report);
+    }
+
+    /// An iteration has ended that was divided, or that another one follows: decides, now and then, what stays away in between.
+    pub(super) fn settle_absence(&mut self, driver: &Driver, budget_bytes: u64, report: &mut Report) {
+        let Some(names) = std::mem::take(&mut self.parts).into_iter().collect::<Option<Vec<PartName>>>() else {
+            return;
+        };
+        if !self.may_leave_away() {
+            return;
+        }
+        let rung = |(program, rung): PartName| {
+            let program = driver.programs.iter().find(|other| other.serial == program)?;
+            Some((program, program.ladder.rungs().iter().find(|other| other.serial == rung)?))
+        };
+        let known = names.iter().filter_map(|&name| rung(name));
+        let known: Vec<_> = known.filter(|(program, _)| program.knows_before()).collect();
+        let exceeds = known.iter().any(|(_, rung)| rung.scheduled.exceeds_budget());
+        let is_urgent = exceeds && known.len() == names.len();
+        match self.absence.note(names, is_urgent) {
+            Some(Look::AtOnce) if self.absence.is_undecided() || has_time(report, PLANNING_SHARE) => {}
+            Some(Look::First) if has_time(report, SURVEY_SHARE) => {}
+            Some(Look::Again) if has_time(report, PLANNING_SHARE) => {}
+            _ => return,
+        }
+        let started = Instant::now();
+        let mut absence = std::mem::take(&mut self.absence);
+        let parts: Vec<_> = absence.parts().filter_map(rung).collect();
+        // Where iterations are divided, what some part of them does without; else what is there all the time.
+        let leaves = parts.iter().filter_map(|(program, _)| program.leaves).min();
+        let mut could = BTreeMap::new();
+        for (program, rung) in parts.iter().filter(|(program, _)| program.leaves == leaves) {
+            for (storage, entry) in program.leavable() {
+                if let Some(live) = driver.residency.get(entry) {
+                    let idle_ns = rung.known.lineage.idle_around_ns(storage);
+                    could.entry(entry).or_insert(Leavable { entry, bytes: live.bytes, idle_ns });
+                }
+            }
+        }
+        let could = could.into_values().collect();
+        let mut prices: HashMap<(u64, Edges), Price> = HashMap::new();
+        absence.decide(could, |away| {
+            let price_of = |(program, rung): &(&Program, &Rung)| {
+                let edges = program.edges(away);
+                let price = || self.price(rung, edges.clone(), budget_bytes);
+                *prices.entry((rung.serial, edges.clone())).or_insert_with(price)
+            };
+            parts.iter().map(price_of).fold(Price::default(), Price::and)
+        });
+        self.absence = absence;
+        report.planning_ns += started.elapsed().as_nanos() as u64;
+    }
+
+    /// What an iteration, or a part of one, is predicted to take between such edges, by a plan that is made for that alone.
+    fn price(&self, rung: &Rung, edges: Edges, budget_bytes: u64) -> Price {
+        let trace = &*rung.known.trace;
+        let budget_bytes = self.left_bytes(rung, budget_bytes);
+        let survey = |lineage: &Lineage| {
+            let time = TIME.max(TIME_PER_WINDOW * lineage.windows().len() as u32) / SURVEYS;
+            let planner = Planner { limits: Limits::wall(time), ..SURVEY };
+            self.decider.plan(self.problem(trace, lineage, budget_bytes), &planner, Some(&rung.scheduled.plan)).planned
+        };
+        let mut lineage = Lineage::between(trace, edges);
+        let mut planned = survey(&lineage);
+        // What has no time to leave before the end leaves when the next one begins.
+        let mut timeline = Timeline::new(trace, &lineage, self.tiers);
+        timeline.predict(&planned.plan, budget_bytes);
+        let with_leaving = lineage.edges().with_leaving(&timeline.leaving());
+        if with_leaving != *lineage.edges() {
+            lineage = Lineage::between(trace, with_leaving);
+            planned = survey(&lineage);
+        }
+        let Prediction { makespan_ns, over_budget_bytes, offloaded_bytes, prefetched_bytes, .. } = planned.prediction;
+        let unavoidable_bytes =
+            self.problem(trace, &lineage, budget_bytes).unavoidable_bytes().saturating_sub(budget_bytes);
+        let copied_bytes = offloaded_bytes + prefetched_bytes;
+        Price { unavoidable_bytes, over_budget_bytes, makespan_ns, copied_bytes }
+    }
+}

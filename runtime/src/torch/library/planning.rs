@@ -1,0 +1,172 @@
+//! Plans for programs that are known, within a share of the loop's own time.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::Library;
+use super::shelf::{Shelf, Times};
+use crate::baselines::Dtr;
+use crate::lineage::{Lineage, WindowId};
+use crate::plan::{Action, Plan};
+use crate::planner::{Decided, KEEP_ALL, PORTFOLIO, Planner, least_feasible_budget};
+use crate::sweep::Problem;
+use crate::timeline::Timeline;
+use crate::torch::ladder::Rung;
+use crate::torch::program::{Known, Program, Scheduled};
+use crate::torch::report::Report;
+use crate::trace::Trace;
+
+/// Plans after which none may take any time: until then those for the sizes that a program was found at may.
+const PLANS_FREE: u64 = 8;
+/// What planning may take then, of the loop's own time. What is planned beyond that is decoded greedily.
+pub(super) const PLANNING_SHARE: f64 = 0.1;
+/// How what is planned beyond that is made; without a policy, by the baseline that was the best most often.
+const HASTY: Planner = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
+
+impl Library {
+    /// What the budget leaves a plan.
+    pub(super) fn left_bytes(&self, rung: &Rung, budget_bytes: u64) -> u64 {
+        budget_bytes.saturating_sub(self.shelves[&rung.serial].margin_bytes)
+    }
+
+    pub(super) fn problem<'a>(&self, trace: &'a Trace, lineage: &'a Lineage, budget_bytes: u64) -> Problem<'a> {
+        Problem { trace, lineage, tiers: self.tiers, budget_bytes, actions: self.actions }
+    }
+
+    /// A new rung, planned.
+    pub(super) fn plan_for(
+        &mut self,
+        known: Known,
+        before: Option<&Plan>,
+        times: Times,
+        budget_bytes: u64,
+        report: &mut Report,
+    ) -> Rung {
+        let mut shelf = Shelf { times, is_first: before.is_none(), ..Shelf::default() };
+        let scheduled = self.plan(&known, before, budget_bytes, &mut shelf, report);
+        self.names += 1;
+        self.shelves.insert(self.names, shelf);
+        Rung::new(known, scheduled, self.names, self.clock)
+    }
+
+    /// Plans a program for what the budget leaves it, from the plan that there was `before`.
+    pub(super) fn plan(
+        &mut self,
+        known: &Known,
+        before: Option<&Plan>,
+        budget_bytes: u64,
+        shelf: &mut Shelf,
+        report: &mut Report,
+    ) -> Scheduled {
+        let started = Instant::now();
+        shelf.take_new_plan();
+        shelf.is_hasty = !(shelf.is_first && report.plans < PLANS_FREE || has_time(report, PLANNING_SHARE));
+        let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
+        let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
+        let (trace, lineage) = (&*known.trace, &*known.lineage);
+        let problem = self.problem(trace, lineage, budget_bytes);
+        let (plan, by) = if lineage.keep_all_peak_bytes() <= budget_bytes {
+            (Plan::keep_all(lineage.windows().len()), KEEP_ALL)
+        } else {
+            let Decided { planned, by } = self.decider.plan(problem, planner, before);
+            // Where something may be left away, less may do.
+            let less_may_do = self.is_loop && self.may_leave_away();
+            if !(planned.fits() || shelf.is_hasty || less_may_do) {
+                let mut policies = [self.decider.policy(), Box::new(Dtr)];
+                let least = least_feasible_budget(problem, &mut policies);
+                self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
+            }
+            (planned.plan, by)
+        };
+        let scheduled = self.schedule(known, plan, budget_bytes);
+        report.plans += 1;
+        *report.plans_by.entry(by).or_default() += 1;
+        report.planning_ns += started.elapsed().as_nanos() as u64;
+        scheduled
+    }
+
+    /// Plans a program anew.
+    pub(super) fn replan(&mut self, rung: &mut Rung, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) {
+        rung.scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
+    }
+
+    /// Plans a program anew, so that it leaves so many more bytes free. Where no such plan is found the present one stays.
+    pub(super) fn leave_free(
+        &mut self,
+        rung: &mut Rung,
+        bytes: u64,
+        budget_bytes: u64,
+        shelf: &mut Shelf,
+        report: &mut Report,
+    ) -> bool {
+        shelf.margin_bytes += bytes;
+        let scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
+        let fits = !scheduled.exceeds_budget();
+        if fits {
+            rung.scheduled = scheduled;
+        } else {
+            shelf.margin_bytes -= bytes;
+        }
+        fits
+    }
+
+    /// Makes every plan anew, for another budget.
+    pub(in crate::torch) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
+        self.least_feasible_bytes = None;
+        self.absence.doubt();
+        for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
+            let Shelf { times, is_first, .. } = self.take_shelf(rung);
+            let mut shelf = Shelf { times, is_first, ..Shelf::default() };
+            self.replan(rung, budget_bytes, &mut shelf, report);
+            self.shelves.insert(rung.serial, shelf);
+        }
+    }
+
+    /// Plans a program anew, of which more is known.
+    pub(super) fn know(&mut self, rung: &mut Rung, known: Known, budget_bytes: u64, report: &mut Report) {
+        let before = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
+        let mut shelf = self.take_shelf(rung);
+        rung.scheduled = self.plan(&known, Some(&before), budget_bytes, &mut shelf, report);
+        rung.known = known;
+        self.shelves.insert(rung.serial, shelf);
+    }
+
+    pub(super) fn schedule(&self, known: &Known, plan: Plan, budget_bytes: u64) -> Scheduled {
+        let mut timeline = Timeline::new(&known.trace, &known.lineage, self.tiers);
+        let (mut schedule, prediction) = timeline.schedule(&plan, budget_bytes);
+        timeline.let_read_out(&mut schedule);
+        Scheduled::new(known, plan, schedule, Some(prediction))
+    }
+}
+
+/// What a plan does, for the windows of the same program at other sizes: those of small storages are no windows.
+pub(super) fn carried_over(plan: &Plan, from: &Lineage, to: &Lineage) -> Plan {
+    let actions: HashMap<_, Action> = from
+        .windows()
+        .iter()
+        .zip(plan.actions())
+        .map(|(window, &action)| ((window.storage, window.start), action))
+        .collect();
+    let mut carried = Plan::keep_all(to.windows().len());
+    for (id, window) in (0..).map(WindowId).zip(to.windows()) {
+        carried.set(id, actions.get(&(window.storage, window.start)).copied().unwrap_or_default());
+    }
+    carried
+}
+
+/// Whether planning has taken no more than this share of the loop's time.
+pub(super) fn has_time(report: &Report, share: f64) -> bool {
+    report.planning_ns as f64 <= share * report.makespan_ns as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planning_may_take_its_share() {
+        let after = |planning_ns| Report { planning_ns, makespan_ns: 1_000, ..Report::default() };
+        assert!(!has_time(&after(101), PLANNING_SHARE));
+        assert!(has_time(&after(100), PLANNING_SHARE));
+    }
+}
