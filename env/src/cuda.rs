@@ -25,7 +25,7 @@ pub struct CudaDriver {
     /// Marks without times that nobody holds any more. What waits for one waits for where that stood then, so it may be put elsewhere: to
     /// make one and let go of it takes the host as long as to put it somewhere.
     spare_events: Mutex<Vec<EventId>>,
-    /// A kernel that does nothing; none where the driver makes none of its text.
+    /// A kernel that does nothing; none where the driver makes none of its text, as without the compiler that it comes with.
     rest: Option<Kernel>,
 }
 
@@ -62,7 +62,12 @@ impl CudaDriver {
             let module = result::module::load_data(REST.as_ptr().cast())?;
             result::module::get_function(module, c"rest".to_owned())
         });
-        driver.rest = made.ok().map(Kernel);
+        match made {
+            Ok(kernel) => driver.rest = Some(Kernel(kernel)),
+            Err(error) => {
+                eprintln!("plimsoll: warning: {error}: what follows a read-out may wait for copies to the host")
+            }
+        }
         Ok(driver)
     }
 

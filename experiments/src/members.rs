@@ -65,7 +65,8 @@ pub fn record(
 
 /// Loads the traces of the workloads `names` that an earlier call recorded into `folder`.
 pub fn load_named(folder: &Path, names: &[String]) -> anyhow::Result<Recorded> {
-    let load = |name: &String| -> anyhow::Result<Arc<Trace>> { Ok(Arc::new(Trace::load(Trace::path_in(folder, name))?)) };
+    let load =
+        |name: &String| -> anyhow::Result<Arc<Trace>> { Ok(Arc::new(Trace::load(Trace::path_in(folder, name))?)) };
     let traces = names.iter().map(load).collect::<anyhow::Result<_>>()?;
     Ok(Recorded { traces, recorded_on: RecordedOn::of(folder) })
 }

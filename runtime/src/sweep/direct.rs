@@ -63,6 +63,29 @@ impl Point<'_, '_> {
         sent.map(|(window, id, _)| self.timeline.copies().offload_ns(window.storage, placement.tier(id))).sum()
     }
 
+    /// When all offloads are done, those that are claimed and one more, one after the other as their storages fall idle.
+    fn offloaded_ns(&self, candidate: &Window, takes_ns: u64) -> u64 {
+        let claimed = self.swapped().filter(|(window, ..)| window.start as usize <= self.operator);
+        let claimed = claimed.filter(|(_, id, _)| !self.problem.lineage.begins_away(*id));
+        let placement = self.timeline.placement();
+        let takes = |window: &Window, id| self.timeline.copies().offload_ns(window.storage, placement.tier(id));
+        let mut offloads: Vec<_> = claimed.map(|(window, id, _)| (window.start, takes(window, id))).collect();
+        offloads.push((candidate.start, takes_ns));
+        offloads.sort_unstable();
+        offloads.iter().fold(0, |done_ns, &(start, takes_ns)| done_ns.max(self.idle_since_ns(start)) + takes_ns)
+    }
+
+    fn idle_since_ns(&self, start: u32) -> u64 {
+        if start == 0 { 0 } else { self.timeline.finished_ns(start as usize - 1) }
+    }
+
+    /// By how much the prefetch of a window can be delayed before it is late, where all are made one after the other as they are due.
+    fn spare_ns(&self, window: &Window) -> u64 {
+        let lineage = self.problem.lineage;
+        let to_use_ns = lineage.start_ns(window.end as usize) - lineage.start_ns(self.operator);
+        to_use_ns.saturating_sub(self.prefetch_claimed_ns(window.end as usize))
+    }
+
     /// Its producer and every ancestor that will be dropped or dead by then.
     fn rebuild_ns(&self, window: &Window) -> u64 {
         let (lineage, dropped) = (self.problem.lineage, self.dropped());
@@ -114,7 +137,7 @@ impl Point<'_, '_> {
             return None;
         }
         let bytes = lineage.bytes(window.storage);
-        let idle_since_ns = if window.start == 0 { 0 } else { timeline.finished_ns(window.start as usize - 1) };
+        let idle_since_ns = self.idle_since_ns(window.start);
         let now_ns = timeline.now_ns();
         let end_ns = lineage.start_ns(window.end as usize);
         let to_use_ns = end_ns.saturating_sub(lineage.start_ns(operator));
@@ -123,9 +146,13 @@ impl Point<'_, '_> {
         let offload_ns = copies.offload_ns(window.storage, tier);
         let again = u64::from(window.used_again);
         let prefetch_ns = again * copies.prefetch_ns(window.storage, tier);
-        let offload_exposed_ns = (timeline.offload_free_ns().max(idle_since_ns) + offload_ns).saturating_sub(now_ns);
+        let offload_exposed_ns = self.offloaded_ns(window, offload_ns).saturating_sub(now_ns);
         let claimed_ns = self.prefetch_claimed_ns(window.end as usize);
-        let prefetch_exposed_ns = again * (claimed_ns + prefetch_ns).saturating_sub(to_use_ns);
+        let own_late_ns = (claimed_ns + prefetch_ns).saturating_sub(to_use_ns);
+        let later = self.swapped().filter(|(other, ..)| other.used_again && other.end > window.end);
+        let makes_late_ns =
+            later.map(|(later, ..)| prefetch_ns.saturating_sub(self.spare_ns(later))).max().unwrap_or(0);
+        let prefetch_exposed_ns = again * own_late_ns.max(makes_late_ns);
         let can_recompute = window.recomputable && problem.actions.recompute;
         let (dropped_children_bytes, dropped_children_ns) = self.children(window.version);
         Some(Candidate {
