@@ -6,10 +6,10 @@
 mod offloads;
 mod reruns;
 
-use self::offloads::Offloads;
+use self::offloads::{Asked, Offloads};
 use self::reruns::Reruns;
 use crate::features::{Ahead, Describer, Scene};
-use crate::hardware::Tier;
+use crate::hardware::{SLAB_MEMBER_BYTES_MAX, Tier};
 use crate::lineage::{Lineage, Window, WindowId};
 use crate::observation::Candidate;
 use crate::outlook::Outlook;
@@ -83,9 +83,19 @@ impl Estimator {
             spare_ns = spare_ns.min(claim.spare_ns);
             claim.spare_ns = spare_ns;
         }
-        self.offloads.line_up(|id| {
-            let (window, tier) = (problem.lineage.window(id), timeline.placement().tier(id));
-            (window.start, idle_since_ns(timeline, window), copies.offload_ns(window.storage, tier))
+        let (lineage, placement) = (problem.lineage, timeline.placement());
+        let slab = |id: WindowId| {
+            let window = lineage.window(id);
+            (lineage.bytes(window.storage) <= SLAB_MEMBER_BYTES_MAX).then(|| (window.start, placement.tier(id)))
+        };
+        self.offloads.line_up(|id, last| {
+            let (window, tier) = (lineage.window(id), placement.tier(id));
+            let joins = slab(id).is_some() && last.and_then(slab) == slab(id);
+            let takes_ns = match joins {
+                true => copies.offload_transfer_ns(window.storage, tier),
+                false => copies.offload_ns(window.storage, tier),
+            };
+            Asked { before: window.start, from_ns: idle_since_ns(timeline, window), takes_ns }
         });
         self.reruns.look(problem.lineage, timeline.dropped());
     }
@@ -137,8 +147,8 @@ impl Estimator {
         let tier = room.unwrap_or(Tier::Host);
         let offload_ns = copies.offload_ns(window.storage, tier);
         let prefetch_ns = if window.used_again { copies.prefetch_ns(window.storage, tier) } else { 0 };
-        let offload_exposed_ns =
-            self.offloads.done_with_ns(window.start, idle_since_ns, offload_ns).saturating_sub(now_ns);
+        let offload = Asked { before: window.start, from_ns: idle_since_ns, takes_ns: offload_ns };
+        let offload_exposed_ns = self.offloads.exposed_ns(offload, now_ns);
         // Its own prefetch is late, or makes later ones late.
         let late_ns = (claimed_ns + prefetch_ns).saturating_sub(to_use_ns).max(prefetch_ns.saturating_sub(spare_ns));
         let prefetch_exposed_ns = if window.used_again { late_ns } else { 0 };

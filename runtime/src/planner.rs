@@ -78,8 +78,8 @@ pub struct Decided {
 
 /// The name of the plan that evicts nothing, where nobody made a better one.
 pub const KEEP_ALL: &str = "keep-all";
-/// The name of a plan that there was before, where nobody made a better one.
-const BEFORE: &str = "before";
+/// The name of a plan that there was before, for these sizes or others, where nobody made a better one.
+pub const BEFORE: &str = "before";
 /// The name of plans that a learned policy made.
 pub const LEARNED: &str = "learned";
 /// The name of plans that a search found, a learned policy's plans being among those that it could start from.

@@ -201,7 +201,7 @@ impl Trace {
         folder.as_ref().join(format!("{workload}.{TRACE_EXTENSION}"))
     }
 
-    /// Writes the trace into a folder of traces. Returns its path.
+    /// Writes the trace into a folder of traces, which is there. Returns its path.
     pub fn save_in(&self, folder: impl AsRef<Path>) -> Result<PathBuf, FileError> {
         let path = Self::path_in(folder, &self.workload);
         self.save(&path)?;

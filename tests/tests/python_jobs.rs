@@ -50,14 +50,19 @@ struct Job(TcpStream);
 impl Job {
     /// What it prints, or the last line of its complaint.
     fn end(mut self) -> Result<Value, String> {
+        let printed = self.printed()?;
+        Ok(serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}")))
+    }
+
+    fn printed(&mut self) -> Result<String, String> {
         let mut ended = String::new();
         self.0.read_to_string(&mut ended).unwrap();
         let ended: Value = serde_json::from_str(&ended).unwrap();
-        let [printed, complaint] = ["printed", "complaint"].map(|what| ended[what].as_str().unwrap());
+        let [printed, complaint] = ["printed", "complaint"].map(|what| ended[what].as_str().unwrap().to_owned());
         if ended["succeeded"] != true {
             return Err(complaint.lines().last().unwrap_or_default().to_owned());
         }
-        Ok(serde_json::from_str(printed).unwrap_or_else(|error| panic!("{error}: {complaint}")))
+        Ok(printed)
     }
 }
 
@@ -346,6 +351,18 @@ fn a_job_saves_the_traces_of_what_it_runs() {
             assert!(bytes_of(class).abs_diff(expected) * 50 < expected, "{device}, {class:?}: {}", bytes_of(class));
         }
     }
+}
+
+#[test]
+fn the_example_trains_within_its_budget_and_saves_its_traces() {
+    let Some(ground) = ground() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = "--width 64 --layers 2 --iterations 8";
+    let flags = format!("64MiB {sizes} --traces {}", folder.path().display());
+    let printed = ground.start("../runtime/python/examples/transformer.py", &flags, &[]).printed().unwrap();
+    let path = printed.lines().last().unwrap();
+    let trace = Trace::load(path).unwrap_or_else(|error| panic!("{error}: {printed}"));
+    assert!(Lineage::of(&trace).keep_all_peak_bytes() > 64 << 20, "nothing had to be evicted: {printed}");
 }
 
 #[test]

@@ -87,9 +87,10 @@ class Runtime:
 
     def save_traces(self, folder: str | os.PathLike[str], family: str) -> list[pathlib.Path]:
         """Writes the programs of the loop that are known so far as traces into `folder`, for `plimsoll train --traces`, and returns their
-        paths: each at all sizes that it has a plan for; on a GPU once its operators were timed within a plan, some iterations after
-        its first one. Files are named after `family`, which is to be that of the model, and what they hold, so several jobs may
-        write into one folder. Raises OSError.
+        paths: each at those sizes that it was planned for and timed at; on a GPU that is within a plan, some iterations after its
+        first one. Files are named after `family`, which is to be that of the model, and what they do, so several jobs may write into
+        one folder; the same program is the same file there. Raises OSError, and ValueError for a family that no file can be named
+        after.
         """
 
 class Guard:

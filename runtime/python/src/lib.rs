@@ -145,6 +145,9 @@ impl Runtime {
     }
 
     fn save_traces(&self, folder: PathBuf, family: &str) -> PyResult<Vec<PathBuf>> {
+        if family.is_empty() || family.contains('/') {
+            return Err(value_error(format!("{family:?} is no family: files are named after it")));
+        }
         detached(|| {
             std::fs::create_dir_all(&folder).map_err(|error| os_error(format!("{}: {error}", folder.display())))?;
             let traces = self.runtime.traces(family, &self.device.product());

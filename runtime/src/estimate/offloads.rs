@@ -1,23 +1,30 @@
-//! When the offload channel has done what it was given, and one copy more.
+//! What one more offload would leave exposed, behind those that the channel was given and before them.
 //!
-//! It copies in the order in which storages fall idle. A copy that could have begun long ago takes what time the channel stood still
-//! since then, and delays the later ones by no more than the rest.
+//! The channel copies in the order in which storages fall idle. A copy that could have begun long ago takes what time the channel
+//! stood still since then, and delays the later ones by no more than the rest. When they may begin is as it is without that copy.
 
 use crate::lineage::{Lineage, WindowId};
 
-/// An offload that is decided on.
+/// An offload, as the channel is asked for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    /// The operator that it is asked for before.
+    pub(super) before: u32,
+    /// When that may begin, in ns.
+    pub(super) from_ns: u64,
+    pub(super) takes_ns: u64,
+}
+
+/// An offload in the queue.
 #[derive(Clone, Copy, Debug)]
 struct Offload {
-    /// The operator that it is asked for before.
-    before: u32,
-    /// When that may begin.
-    from_ns: u64,
-    /// What it takes, and all those after it.
-    left_ns: u64,
-    /// When all are done if the channel stands still until this one or another may begin: the latest of those up to it.
+    asked: Asked,
+    /// When it is done, and all before it are.
     done_ns: u64,
-    /// … and of it and those after it.
-    done_after_ns: u64,
+    /// What it and those after it take.
+    left_ns: u64,
+    /// When they would be done if the channel had nothing to do before them.
+    left_done_ns: u64,
 }
 
 /// The offloads that are decided on.
@@ -33,9 +40,12 @@ pub(super) struct Offloads {
 
 impl Offloads {
     pub(super) fn new(lineage: &Lineage) -> Self {
-        let count = lineage.windows().len();
-        let mut windows: Vec<WindowId> = (0..count as u32).map(WindowId).collect();
-        windows.sort_by_key(|&id| lineage.window(id).start);
+        let indices = 0..lineage.keep_all_bytes().len();
+        Self::in_order(indices.flat_map(|index| lineage.windows_starting(index)).copied().collect())
+    }
+
+    fn in_order(windows: Vec<WindowId>) -> Self {
+        let count = windows.len();
         let mut place = vec![0; count];
         for (at, id) in (0..).zip(&windows) {
             place[id.index()] = at;
@@ -54,38 +64,36 @@ impl Offloads {
         self.asked[place / 64] |= 1 << (place % 64);
     }
 
-    /// Lines up what is asked for. `times` tells of a window before which operator it is asked for, when that may begin, and what it
-    /// takes, in ns.
-    pub(super) fn line_up(&mut self, times: impl Fn(WindowId) -> (u32, u64, u64)) {
+    /// Lines up what is to be offloaded. `tell` knows how the channel is asked for a window's storage, after that of another.
+    pub(super) fn line_up(&mut self, tell: impl Fn(WindowId, Option<WindowId>) -> Asked) {
         self.queue.clear();
+        let (mut last, mut done_ns) = (None, 0);
         for (word, &bits) in self.asked.iter().enumerate() {
             let mut bits = bits;
             while bits != 0 {
-                let (before, from_ns, left_ns) = times(self.windows[64 * word + bits.trailing_zeros() as usize]);
-                self.queue.push(Offload { before, from_ns, left_ns, done_ns: 0, done_after_ns: 0 });
+                let window = self.windows[64 * word + bits.trailing_zeros() as usize];
+                let asked = tell(window, last.replace(window));
+                done_ns = asked.from_ns.max(done_ns) + asked.takes_ns;
+                self.queue.push(Offload { asked, done_ns, left_ns: 0, left_done_ns: 0 });
                 bits &= bits - 1;
             }
         }
-        let (mut left_ns, mut done_after_ns) = (0, 0);
+        let (mut left_ns, mut left_done_ns) = (0, 0);
         for offload in self.queue.iter_mut().rev() {
-            left_ns += offload.left_ns;
-            done_after_ns = done_after_ns.max(offload.from_ns + left_ns);
-            (offload.left_ns, offload.done_after_ns) = (left_ns, done_after_ns);
-        }
-        let mut done_ns = 0;
-        for offload in &mut self.queue {
-            done_ns = done_ns.max(offload.from_ns + offload.left_ns);
-            offload.done_ns = done_ns;
+            left_ns += offload.asked.takes_ns;
+            left_done_ns = left_done_ns.max(offload.asked.from_ns + left_ns);
+            (offload.left_ns, offload.left_done_ns) = (left_ns, left_done_ns);
         }
     }
 
-    /// When all would be done, in ns, with one more that is asked for before that operator, may begin then, and takes so long.
-    pub(super) fn done_with_ns(&self, before: u32, from_ns: u64, takes_ns: u64) -> u64 {
-        let place = self.queue.partition_point(|offload| offload.before <= before);
+    /// By how much one more would be done after `now_ns`, or all would be done later than without it, then or after that.
+    pub(super) fn exposed_ns(&self, more: Asked, now_ns: u64) -> u64 {
+        let place = self.queue.partition_point(|offload| offload.asked.before <= more.before);
         let (earlier, later) = self.queue.split_at(place);
-        let behind_ns = earlier.last().map_or(0, |offload| offload.done_ns + takes_ns);
-        let (left_ns, alone_ns) = later.first().map_or((0, 0), |offload| (offload.left_ns, offload.done_after_ns));
-        behind_ns.max(from_ns + takes_ns + left_ns).max(alone_ns)
+        let done_ns = |offloads: &[Offload]| offloads.last().map_or(0, |offload| offload.done_ns);
+        let own_ns = more.from_ns.max(done_ns(earlier)) + more.takes_ns;
+        let all_ns = later.first().map_or(own_ns, |first| first.left_done_ns.max(own_ns + first.left_ns));
+        own_ns.saturating_sub(now_ns).max(all_ns.saturating_sub(now_ns.max(done_ns(&self.queue))))
     }
 }
 
@@ -93,36 +101,45 @@ impl Offloads {
 mod tests {
     use super::*;
 
-    /// What is asked for before operators 0, 1, … takes so long, and may begin then.
+    /// What is asked for before operators 0, 1, … may begin then, and takes so long.
     fn offloads(times: &[(u64, u64)]) -> Offloads {
-        let count = times.len();
-        let mut offloads = Offloads {
-            windows: (0..count as u32).map(WindowId).collect(),
-            place: (0..count as u32).collect(),
-            asked: vec![0; count.div_ceil(64)],
-            queue: Vec::new(),
-        };
-        (0..count as u32).for_each(|window| offloads.ask(WindowId(window)));
-        offloads.line_up(|window| (window.0, times[window.index()].0, times[window.index()].1));
+        let windows: Vec<WindowId> = (0..times.len() as u32).map(WindowId).collect();
+        let mut offloads = Offloads::in_order(windows.clone());
+        windows.into_iter().for_each(|window| offloads.ask(window));
+        offloads.line_up(|window, _| {
+            let (from_ns, takes_ns) = times[window.index()];
+            Asked { before: window.0, from_ns, takes_ns }
+        });
         offloads
+    }
+
+    fn more(before: u32, from_ns: u64, takes_ns: u64) -> Asked {
+        Asked { before, from_ns, takes_ns }
     }
 
     #[test]
     fn one_more_takes_the_time_in_which_the_channel_stood_still() {
-        // Busy from 100 to 110 and from 200 to 250.
+        // Busy from 100 to 110, and from 200 to 250.
         let offloads = offloads(&[(100, 10), (200, 50)]);
-        assert_eq!(offloads.done_with_ns(0, 100, 90), 250, "done at 200, when the next begins");
-        assert_eq!(offloads.done_with_ns(0, 100, 95), 255, "the next begins at 205");
-        assert_eq!(offloads.done_with_ns(1, 200, 5), 255);
-        assert_eq!(offloads.done_with_ns(9, 300, 5), 305);
-        assert_eq!(offloads.done_with_ns(9, 220, 5), 255);
+        assert_eq!(offloads.exposed_ns(more(0, 100, 90), 250), 0, "done at 200, when the next begins");
+        assert_eq!(offloads.exposed_ns(more(0, 100, 95), 250), 5, "the next begins at 205");
+        assert_eq!(offloads.exposed_ns(more(0, 100, 95), 300), 0);
+        assert_eq!(offloads.exposed_ns(more(1, 200, 7), 250), 7);
+        assert_eq!(offloads.exposed_ns(more(9, 300, 7), 300), 7);
     }
 
     #[test]
-    fn where_the_channel_is_never_idle_one_more_takes_its_time() {
+    fn what_others_leave_exposed_is_not_its_own() {
+        // Now is 30, and what there is goes on until 300.
         let offloads = offloads(&[(0, 100), (10, 100), (20, 100)]);
-        for before in 0..4 {
-            assert_eq!(offloads.done_with_ns(before, 10 * u64::from(before), 7), 307);
-        }
+        assert_eq!(offloads.exposed_ns(more(9, 30, 7), 30), 277, "its own bytes leave at 307");
+        assert_eq!(offloads.exposed_ns(more(0, 0, 7), 107), 7, "its own are gone by now, and all others are later");
+    }
+
+    #[test]
+    fn a_channel_that_was_given_nothing_is_free() {
+        let offloads = offloads(&[]);
+        assert_eq!(offloads.exposed_ns(more(3, 40, 7), 40), 7);
+        assert_eq!(offloads.exposed_ns(more(3, 40, 7), 50), 0);
     }
 }

@@ -60,7 +60,7 @@ pub(crate) struct Rung {
     /// The iteration that it last was.
     pub(crate) last_seen: u64,
     /// Whether no iteration had these sizes: they are the largest of several.
-    is_hull: bool,
+    pub(super) is_hull: bool,
     /// All storages together.
     bytes: u64,
 }

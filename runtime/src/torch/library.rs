@@ -158,10 +158,10 @@ impl Library {
         self.least_feasible_bytes
     }
 
-    /// The programs, at the sizes that there are plans for, as far as it is known what their operators take.
+    /// The programs, at those sizes at which they ran and were timed.
     pub(super) fn traces<'a>(&'a self, driver: &'a Driver) -> impl Iterator<Item = &'a Trace> {
-        let rungs = driver.rungs().map(|(_, rung)| rung).filter(|rung| self.shelves[&rung.serial].times.are_good());
-        rungs.map(|rung| &*rung.known.trace)
+        let rungs = driver.rungs().map(|(_, rung)| rung).filter(|rung| !rung.is_hull);
+        rungs.filter(|rung| self.shelves[&rung.serial].times.are_good()).map(|rung| &*rung.known.trace)
     }
 
     /// The program that the next iteration is expected to be, and what is to be done with it: what followed such as came last, else
@@ -452,7 +452,7 @@ impl Library {
             self.replan(rung, budget_bytes, &mut shelf, report);
             report.replans += 1;
         } else if shelf.is_hasty
-            && matches!(shelf.times, Times::Known | Times::Wanted(Reason::Guessed))
+            && (shelf.times.are_settled() || matches!(shelf.times, Times::Wanted(Reason::Guessed)))
             && has_time(report, PLANNING_SHARE)
         {
             self.replan(rung, budget_bytes, &mut shelf, report);

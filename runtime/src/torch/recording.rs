@@ -676,6 +676,9 @@ fn classify(trace: &mut Trace, marks: HashMap<StorageId, Class>) {
                 trace.storages[target.index()].class = class;
             }
         }
+        if trace.storages[to.index()].class == Class::Temporary {
+            trace.storages[to.index()].class = trace.storages[from.index()].class;
+        }
     }
 }
 

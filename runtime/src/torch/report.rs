@@ -140,8 +140,8 @@ pub struct Report {
     /// Plans made. After some of them planning takes a tenth of the loop's time at most: what it has no time for is decoded
     /// greedily, and planned well when it has.
     pub plans: u64,
-    /// Of those, how many each one made, by the names of [`Decided::by`](crate::Decided::by): the policy, a baseline, a search; `before`
-    /// where the plan that there was stayed.
+    /// Of those, how many are by whom, as [`Decided::by`](crate::Decided::by) says it: [`LEARNED`](crate::planner::LEARNED) and others of
+    /// the planner's names, or a baseline's. Where everything fits, or nothing can, it is `keep-all`.
     pub plans_by: BTreeMap<&'static str, u64>,
     /// Plans made anew, with times that were measured anew: because makespans had drifted from the predicted ones; and once for
     /// each program on a GPU, whose operators are only timed well once they are planned.

@@ -425,12 +425,12 @@ impl Runtime {
         report
     }
 
-    /// The programs that are known so far, for a policy to learn on: each at all sizes that it has a plan for, the parts of an iteration
-    /// that is divided by themselves. On a GPU a program is there once its operators were timed within a plan, some iterations after
-    /// its first one.
+    /// The programs that are known so far, for a policy to learn on: each at those sizes that it was planned for and timed at, the
+    /// parts of an iteration that is divided by themselves. On a GPU a program is timed within a plan, some iterations after its first.
     ///
-    /// `family` is to be that of the model, and `device` the one that it trains on, as traces say it. Workloads are named after what
-    /// they are, so those of several jobs may be [saved in](Trace::save_in) one folder.
+    /// `family` is to be that of the model. `device` is where it trains: `cpu`, whose times can be projected to another machine, or
+    /// the name of a product. Workloads are named after the family and what they do, so those of several jobs may be
+    /// [saved in](Trace::save_in) one folder; the same one is the same file there, wherever it ran.
     pub fn traces(&self, family: &str, device: &str) -> Vec<Trace> {
         let keeper = lock(&self.keeper);
         let driver = self.shared.lock();

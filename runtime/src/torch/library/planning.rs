@@ -50,7 +50,7 @@ impl Library {
     }
 
     /// Plans a program for what the budget leaves it, from the plan that there was `before`.
-    pub(super) fn plan(
+    fn plan(
         &mut self,
         known: &Known,
         before: Option<&Plan>,

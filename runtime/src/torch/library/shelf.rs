@@ -22,6 +22,8 @@ pub(super) enum Times {
     /// Its trace has them.
     #[default]
     Known,
+    /// No iteration told them: it is left with those that its trace has.
+    Left(Reason),
     /// An iteration is to be measured for a plan of new times.
     Wanted(Reason),
     /// One was, by marks on the device; the next tells what it takes without.
@@ -29,9 +31,17 @@ pub(super) enum Times {
 }
 
 impl Times {
-    /// Whether they are, or were, what operators take.
+    /// Whether nothing is to be found out about them.
+    pub(super) fn are_settled(&self) -> bool {
+        matches!(self, Times::Known | Times::Left(_))
+    }
+
+    /// Whether those of the trace are, or were, what operators take.
     pub(super) fn are_good(&self) -> bool {
-        matches!(self, Times::Known | Times::Wanted(Reason::Drifted) | Times::Marked(Reason::Drifted, _))
+        match self {
+            Times::Known => true,
+            Times::Left(reason) | Times::Wanted(reason) | Times::Marked(reason, _) => *reason == Reason::Drifted,
+        }
     }
 }
 
@@ -48,10 +58,10 @@ pub(super) enum Reason {
 
 /// An iteration that was measured for a plan of new times.
 pub(super) struct Measured {
-    pub(super) reason: Reason,
-    pub(super) recorded: RecordedIteration,
+    reason: Reason,
+    recorded: RecordedIteration,
     /// By how much marks on the device made it longer.
-    pub(super) marks_ns: u64,
+    marks_ns: u64,
 }
 
 impl Measured {
@@ -102,7 +112,7 @@ impl Shelf {
         }
     }
 
-    pub(super) fn forget_ratios(&mut self) {
+    fn forget_ratios(&mut self) {
         self.ratios.clear();
         (self.reference, self.elsewhere) = (None, 0);
     }
@@ -148,13 +158,11 @@ impl Shelf {
     }
 
     /// An iteration told nothing. After some of them the program is left with the times that it has.
-    pub(super) fn go_astray(&mut self) {
-        if matches!(self.times, Times::Known) {
-            return;
-        }
+    fn go_astray(&mut self) {
+        let (Times::Wanted(reason) | Times::Marked(reason, _)) = self.times else { return };
         self.astray += 1;
         if self.astray == TRIES {
-            (self.times, self.astray) = (Times::Known, 0);
+            (self.times, self.astray) = (Times::Left(reason), 0);
             self.forget_ratios();
         }
     }
@@ -163,7 +171,7 @@ impl Shelf {
     /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift. While times are
     /// wanted anyway none is looked for. Those that come `after` the same are disturbed alike; where none does for long, others count.
     pub(super) fn note(&mut self, ratio: f64, after: Option<u64>) {
-        if !matches!(self.times, Times::Known) {
+        if !self.times.are_settled() {
             return;
         }
         self.elsewhere = if after == self.after { 0 } else { self.elsewhere + 1 };
@@ -243,7 +251,7 @@ mod tests {
         (0..TRIES).for_each(|_| {
             assert!(shelf.learn((false, Fit::Exact), &mut Some(RecordedIteration::marked(10, 700)), None).is_none())
         });
-        assert!(matches!(shelf.times, Times::Known));
+        assert!(shelf.times.are_settled() && !shelf.times.are_good());
     }
 
     #[test]
