@@ -357,12 +357,12 @@ fn a_job_saves_the_traces_of_what_it_runs() {
 fn the_example_trains_within_its_budget_and_saves_its_traces() {
     let Some(ground) = ground() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let sizes = "--width 64 --layers 2 --iterations 8";
-    let flags = format!("64MiB {sizes} --traces {}", folder.path().display());
+    let sizes = "--width 128 --layers 4 --batch 4 --iterations 8";
+    let flags = format!("60MiB {sizes} --traces {}", folder.path().display());
     let printed = ground.start("../runtime/python/examples/transformer.py", &flags, &[]).printed().unwrap();
     let path = printed.lines().last().unwrap();
     let trace = Trace::load(path).unwrap_or_else(|error| panic!("{error}: {printed}"));
-    assert!(Lineage::of(&trace).keep_all_peak_bytes() > 64 << 20, "nothing had to be evicted: {printed}");
+    assert!(Lineage::of(&trace).keep_all_peak_bytes() > 60 << 20, "nothing had to be evicted: {printed}");
 }
 
 #[test]
