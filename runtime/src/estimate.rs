@@ -3,36 +3,23 @@
 //! A decision leaves most of them as they were. What does not change between two pressure points is not found out again:
 //! see [`reruns`], [`Outlook`] and [`Describer`].
 
-mod offloads;
 mod reruns;
 
-use self::offloads::{Asked, Offloads};
 use self::reruns::Reruns;
 use crate::features::{Ahead, Describer, Scene};
-use crate::hardware::{SLAB_MEMBER_BYTES_MAX, Tier};
-use crate::lineage::{Lineage, Window, WindowId};
+use crate::hardware::Tier;
+use crate::lineage::{Lineage, WindowId};
 use crate::observation::Candidate;
 use crate::outlook::Outlook;
 use crate::plan::{Action, ActionSet};
 use crate::sweep::Problem;
 use crate::timeline::{Pressed, Timeline};
 
-/// A prefetch after the pressure point.
-struct Claim {
-    /// Of its window.
-    end: u32,
-    /// Prefetch time that is claimed until then, its own included.
-    claimed_ns: u64,
-    /// By how much it, and all that are due later, may be delayed before one of them is late.
-    spare_ns: u64,
-}
-
 /// Estimates what evicting a window would cost, given what is evicted already. Owns the scratch it needs.
 pub(crate) struct Estimator {
-    /// Prefetches after the pressure point, in the order in which they are due.
-    claims: Vec<Claim>,
+    /// Ends of swapped windows after the pressure point, and the prefetch time claimed until each, that included.
+    claims: Vec<(u32, u64)>,
     offload_claimed_ns: u64,
-    offloads: Offloads,
     /// Per candidate: prefetch time claimed from the pressure point until its window's end.
     claimed_ns: Vec<u64>,
     /// Per operator index: that of the highest keep-all bytes from it on.
@@ -47,7 +34,6 @@ impl Estimator {
         Estimator {
             claims: Vec::new(),
             offload_claimed_ns: 0,
-            offloads: Offloads::new(problem.lineage),
             claimed_ns: Vec::new(),
             peak_ahead: peaks_ahead(problem.lineage),
             reruns: Reruns::new(problem.lineage),
@@ -61,42 +47,19 @@ impl Estimator {
         let copies = timeline.copies();
         self.claims.clear();
         self.offload_claimed_ns = 0;
-        self.offloads.clear();
         let mut claimed_ns = 0;
         for &id in timeline.evicted() {
             if timeline.actions()[id.index()] == Action::Swap {
                 let (window, tier) = (problem.lineage.window(id), timeline.placement().tier(id));
                 if (window.start as usize) <= operator && !problem.lineage.begins_away(id) {
                     self.offload_claimed_ns += copies.offload_ns(window.storage, tier);
-                    self.offloads.ask(id);
                 }
                 if window.used_again && window.end as usize > operator {
                     claimed_ns += copies.prefetch_ns(window.storage, tier);
-                    let to_use_ns = problem.lineage.start_ns(window.end as usize) - problem.lineage.start_ns(operator);
-                    let spare_ns = to_use_ns.saturating_sub(claimed_ns);
-                    self.claims.push(Claim { end: window.end, claimed_ns, spare_ns });
+                    self.claims.push((window.end, claimed_ns));
                 }
             }
         }
-        let mut spare_ns = u64::MAX;
-        for claim in self.claims.iter_mut().rev() {
-            spare_ns = spare_ns.min(claim.spare_ns);
-            claim.spare_ns = spare_ns;
-        }
-        let (lineage, placement) = (problem.lineage, timeline.placement());
-        let slab = |id: WindowId| {
-            let window = lineage.window(id);
-            (lineage.bytes(window.storage) <= SLAB_MEMBER_BYTES_MAX).then(|| (window.start, placement.tier(id)))
-        };
-        self.offloads.line_up(|id, last| {
-            let (window, tier) = (lineage.window(id), placement.tier(id));
-            let joins = slab(id).is_some() && last.and_then(slab) == slab(id);
-            let takes_ns = match joins {
-                true => copies.offload_transfer_ns(window.storage, tier),
-                false => copies.offload_ns(window.storage, tier),
-            };
-            Asked { before: window.start, from_ns: idle_since_ns(timeline, window), takes_ns }
-        });
         self.reruns.look(problem.lineage, timeline.dropped());
     }
 
@@ -115,11 +78,10 @@ impl Estimator {
         // Open windows are in order of their ends, and so are claims.
         for &id in timeline.open_windows() {
             let end = problem.lineage.window(id).end;
-            while let Some(claim) = self.claims.get(later).filter(|claim| claim.end <= end) {
-                (claimed_ns, later) = (claim.claimed_ns, later + 1);
+            while let Some(&(_, until_ns)) = self.claims.get(later).filter(|&&(claimed, _)| claimed <= end) {
+                (claimed_ns, later) = (until_ns, later + 1);
             }
-            let spare_ns = self.claims.get(later).map_or(u64::MAX, |claim| claim.spare_ns);
-            let candidate = self.candidate(problem, timeline, (operator, actions), id, (claimed_ns, spare_ns));
+            let candidate = self.candidate(problem, timeline, (operator, actions), id, claimed_ns);
             if candidate.can_swap || candidate.can_recompute {
                 candidates.push(candidate);
                 self.claimed_ns.push(claimed_ns);
@@ -133,12 +95,12 @@ impl Estimator {
         timeline: &Timeline<'_>,
         (operator, actions): (usize, ActionSet),
         id: WindowId,
-        (claimed_ns, spare_ns): (u64, u64),
+        claimed_ns: u64,
     ) -> Candidate {
         let (lineage, copies) = (problem.lineage, timeline.copies());
         let window = lineage.window(id);
         let bytes = lineage.bytes(window.storage);
-        let idle_since_ns = idle_since_ns(timeline, window);
+        let idle_since_ns = if window.start == 0 { 0 } else { timeline.finished_ns(window.start as usize - 1) };
         let now_ns = timeline.now_ns();
         let staleness_ns = now_ns - idle_since_ns.min(now_ns);
         let end_ns = lineage.start_ns(window.end as usize);
@@ -147,11 +109,9 @@ impl Estimator {
         let tier = room.unwrap_or(Tier::Host);
         let offload_ns = copies.offload_ns(window.storage, tier);
         let prefetch_ns = if window.used_again { copies.prefetch_ns(window.storage, tier) } else { 0 };
-        let offload = Asked { before: window.start, from_ns: idle_since_ns, takes_ns: offload_ns };
-        let offload_exposed_ns = self.offloads.exposed_ns(offload, now_ns);
-        // Its own prefetch is late, or makes later ones late.
-        let late_ns = (claimed_ns + prefetch_ns).saturating_sub(to_use_ns).max(prefetch_ns.saturating_sub(spare_ns));
-        let prefetch_exposed_ns = if window.used_again { late_ns } else { 0 };
+        let offload_exposed_ns = (timeline.offload_free_ns().max(idle_since_ns) + offload_ns).saturating_sub(now_ns);
+        let prefetch_exposed_ns =
+            if window.used_again { (claimed_ns + prefetch_ns).saturating_sub(to_use_ns) } else { 0 };
         let producer = lineage.version(window.version).producer;
         let own_recompute_ns = producer.map_or(0, |producer| lineage.cost_ns(producer));
         let can_recompute = window.recomputable && actions.recompute;
@@ -194,7 +154,7 @@ impl Estimator {
             deficit_bytes,
             wait,
             offload_claimed_ns: self.offload_claimed_ns,
-            prefetch_claimed_ns: self.claims.last().map_or(0, |claim| claim.claimed_ns),
+            prefetch_claimed_ns: self.claims.last().map_or(0, |&(_, claimed_ns)| claimed_ns),
         };
         let peak_ahead = self.peak_ahead[operator];
         let (outlook, claimed_ns) = (&self.outlook, &self.claimed_ns);
@@ -210,11 +170,6 @@ impl Estimator {
         };
         self.describer.describe(&scene, candidates, ahead, features);
     }
-}
-
-/// Since when a window's storage is idle, in ns.
-fn idle_since_ns(timeline: &Timeline<'_>, window: &Window) -> u64 {
-    if window.start == 0 { 0 } else { timeline.finished_ns(window.start as usize - 1) }
 }
 
 /// Per operator index: that of the highest keep-all bytes from it on, the first of equals.

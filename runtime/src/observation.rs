@@ -87,8 +87,7 @@ pub struct Candidate {
     pub to_use_ns: u64,
     /// Offload plus prefetch on an empty link; offload alone if the storage is never used again.
     pub transfer_ns: u64,
-    /// Part of `transfer_ns`, and of the wait behind copies already claimed, that nothing would hide: of its own, or by how much it would
-    /// make later copies late, where that is more.
+    /// Part of `transfer_ns`, and of the wait behind copies already claimed, that nothing would hide.
     pub swap_exposed_ns: u64,
     /// Compute time that the copies would cost, hidden or not.
     pub contention_ns: u64,

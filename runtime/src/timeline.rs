@@ -415,6 +415,11 @@ impl<'a> Timeline<'a> {
         self.at.now_ns
     }
 
+    /// When the offload channel will have done all that it was given.
+    pub(crate) fn offload_free_ns(&self) -> u64 {
+        self.at.offload_free_ns
+    }
+
     /// When operator `index` ended in the last run.
     pub(crate) fn finished_ns(&self, index: usize) -> u64 {
         self.lineage.end_ns(index) + self.lag_ns[index]
