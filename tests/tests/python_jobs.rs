@@ -48,13 +48,14 @@ static GROUND: LazyLock<Option<Ground>> = LazyLock::new(|| {
 struct Job(TcpStream);
 
 impl Job {
-    /// What it prints, or the last line of its complaint.
-    fn end(mut self) -> Result<Value, String> {
+    /// What it prints, as JSON, or the last line of its complaint.
+    fn end(self) -> Result<Value, String> {
         let printed = self.printed()?;
         Ok(serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}")))
     }
 
-    fn printed(&mut self) -> Result<String, String> {
+    /// The same, as it is.
+    fn printed(mut self) -> Result<String, String> {
         let mut ended = String::new();
         self.0.read_to_string(&mut ended).unwrap();
         let ended: Value = serde_json::from_str(&ended).unwrap();
@@ -331,8 +332,8 @@ fn a_job_saves_the_traces_of_what_it_runs() {
     for device in ground.devices() {
         let folder = tempfile::tempdir().unwrap();
         let flags = format!("--device {device}");
-        let kept = ground.job(&format!("{flags} --budget 1TiB")).unwrap()["report"].clone();
-        let budget_bytes = share(&json!({ "report": kept }), 70);
+        let kept = ground.job(&format!("{flags} --budget 1TiB")).unwrap();
+        let budget_bytes = share(&kept, 70);
         let saves = format!("--save-traces {}", folder.path().join("traces").display());
         let job = ground.job(&format!("{flags} --budget {budget_bytes}B {saves}")).unwrap();
         assert_planned(&job["report"]);
@@ -340,7 +341,7 @@ fn a_job_saves_the_traces_of_what_it_runs() {
         let [path] = &paths[..] else { panic!("{device}: {paths:?}") };
         let trace = Trace::load(path.as_str().unwrap()).unwrap();
         assert_eq!((trace.family.as_str(), device == "cpu"), ("mine", trace.device == "cpu"), "{}", trace.device);
-        let last = kept["latest"].as_array().unwrap().last().unwrap();
+        let last = kept["report"]["latest"].as_array().unwrap().last().unwrap();
         assert_eq!(last["peak_bytes"], Lineage::of(&trace).keep_all_peak_bytes(), "{device}");
         let bytes_of = |class: Class| -> u64 {
             trace.storages.iter().filter(|storage| storage.class == class).map(|storage| storage.bytes).sum()

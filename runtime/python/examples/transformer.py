@@ -1,5 +1,5 @@
-"""A complete program with Plimsoll: a transformer learns to reverse sequences within a budget, and what it runs may be saved for a policy to
-learn on.
+"""A complete program with Plimsoll: a transformer learns to reverse sequences within a budget, and what it runs may be saved for
+a policy to learn on.
 
     python3 transformer.py 200MiB --traces traces/
     python3 transformer.py 200MiB --policy transformer.policy
