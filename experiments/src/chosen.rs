@@ -30,18 +30,22 @@ pub struct PlannerFlags {
     /// Seed of decodes and search
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub search_seed: u64,
+    /// Threads that plan where time is limited [default: as many as the machine runs at once, up to eight]
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    pub search_threads: usize,
 }
 
 impl PlannerFlags {
     /// What the flags ask for.
-    pub fn planner(&self) -> Planner {
+    pub fn planner(&self) -> Planner<'static> {
         let limits = match (self.search_plans, self.search_ms) {
             (Some(plans), _) => Limits::evaluations(plans),
             (None, Some(0)) => return Planner::decoding(self.decodes, self.search_seed),
             (None, Some(ms)) => Limits::wall(Duration::from_millis(ms)),
             (None, None) => Planner::default().limits,
         };
-        Planner { decodes: self.decodes, limits: Limits { seed: self.search_seed, ..limits }, ..Planner::default() }
+        let limits = Limits { seed: self.search_seed, ..limits };
+        Planner { decodes: self.decodes, limits, threads: self.search_threads, ..Planner::default() }
     }
 }
 
@@ -114,7 +118,7 @@ impl Chosen {
     }
 
     /// Plans `problem`: a baseline as it does, a learned policy with the help of `planner`.
-    pub fn plan(&self, problem: Problem<'_>, planner: &Planner) -> Decided {
+    pub fn plan(&self, problem: Problem<'_>, planner: &Planner<'_>) -> Decided {
         match self {
             Chosen::Baseline(name) => {
                 let mut policy = baseline(name, 0).expect("parsed as the name of a baseline");
@@ -141,7 +145,7 @@ impl Chosen {
     }
 
     /// Plans `problem`, or says which budget would have been enough.
-    pub fn plan_or_refuse(&self, problem: Problem<'_>, planner: &Planner) -> anyhow::Result<Decided> {
+    pub fn plan_or_refuse(&self, problem: Problem<'_>, planner: &Planner<'_>) -> anyhow::Result<Decided> {
         let decided = self.plan(problem, planner);
         if !decided.planned.fits() {
             let needed = decided.planned.prediction.peak_bytes;

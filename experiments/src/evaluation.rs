@@ -21,7 +21,7 @@ pub struct Comparison<'a> {
     /// Where copies go, and what they cost: emulated; none for the device's own memory and link.
     pub tiers: Option<OpenTiers>,
     /// What helps learned policies.
-    pub planner: Planner,
+    pub planner: Planner<'static>,
     /// Whether plans are run on the loop.
     pub real: bool,
     /// Flags of the loop.

@@ -4,15 +4,17 @@
 //! timeline judges each. What a policy sees, what a baseline's rule is, and how the search moves are not known
 //! here.
 
-use std::ops::ControlFlow;
 use std::slice;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::baselines::{BASELINES, KeepAll, baseline};
 use crate::learned::LearnedPolicy;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::search::{Found, Limits, search};
+use crate::search::{Found, Limits, search_together};
 use crate::sweep::{Problem, Sweep};
 use crate::timeline::{Prediction, Timeline};
 
@@ -45,26 +47,39 @@ impl Planned {
 /// Lets `policy` plan `problem`. Where more than the budget can never be evicted nobody is asked, and nothing is evicted: to
 /// miss it by less takes longer than any plan that holds one.
 pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
+    plan_until(problem, policy, None).expect("it has all the time")
+}
+
+/// The same, if it is done until `deadline`.
+fn plan_until(problem: Problem<'_>, policy: &mut dyn Policy, deadline: Option<Instant>) -> Option<Planned> {
     let started = Instant::now();
     let mut nobody = KeepAll;
     let policy: &mut dyn Policy = if problem.is_hopeless() { &mut nobody } else { policy };
     let opened = policy.open(&problem);
-    let planned = completed(problem, opened, policy);
-    Planned { decide_ns: started.elapsed().as_nanos() as u64, ..planned }
+    let planned = completed_until(problem, opened, policy, deadline)?;
+    Some(Planned { decide_ns: started.elapsed().as_nanos() as u64, ..planned })
 }
 
 /// Lets `policy` decide what `plan` leaves open at pressure points.
 pub fn completed(problem: Problem<'_>, plan: Plan, policy: &mut dyn Policy) -> Planned {
+    completed_until(problem, plan, policy, None).expect("it has all the time")
+}
+
+fn completed_until(
+    problem: Problem<'_>,
+    plan: Plan,
+    policy: &mut dyn Policy,
+    deadline: Option<Instant>,
+) -> Option<Planned> {
     let started = Instant::now();
     let start = if policy.weighs_waiting() { Sweep::weighing_waits } else { Sweep::new };
     let mut sweep = start(problem, plan);
-    sweep.decide(policy);
-    Planned {
+    sweep.decide_until(policy, deadline).then(|| Planned {
         plan: sweep.plan().clone(),
         prediction: sweep.prediction(),
         decisions: sweep.decisions(),
         decide_ns: started.elapsed().as_nanos() as u64,
-    }
+    })
 }
 
 /// A plan, and the name of the policy or baseline that it is by.
@@ -123,39 +138,46 @@ pub const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
 const BUDGET_SHARES: [f64; 4] = [0.97, 0.94, 0.9, 0.84];
 /// The share of the time after which no other decode is begun.
 pub const DECODES_SHARE: f64 = 0.2;
-
-/// The share of the time after which no other baseline is asked.
+/// The share of the time after which no other baseline is asked, and all that is not done by then is left.
 pub const PORTFOLIO_SHARE: f64 = 0.3;
+/// The share of the time that one baseline may take. In a long trace one of them takes more than a search needs.
+pub const BASELINE_SHARE: f64 = 0.1;
+
+/// The most threads that plan where nobody says how many.
+const THREADS_MAX: usize = 8;
 
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///
 /// One decode of the policy is always made. What comes after it may be cut short by [`Limits::wall`], which is exceeded by
-/// no more than one decode, one baseline's plan or one sweep of the search; but where no plan fits yet, every baseline is
-/// asked. Without that, the same seed and the same numbers give the same plan on every machine.
+/// no more than that decode or one sweep of the search; but where no plan fits yet, every baseline is asked. Without that,
+/// the same seed and the same numbers give the same plan on every machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Planner {
+pub struct Planner<'p> {
     /// Decodes of a learned policy beside the greedy one: for shares of the budget, then sampled.
     pub decodes: u64,
     /// Baselines whose plans compete, in this order. Where no plan fits, all of [`BASELINES`] are asked, whatever the time:
     /// a plan that fits is owed.
-    pub portfolio: &'static [&'static str],
+    pub portfolio: &'p [&'static str],
     /// Of the search: its evaluations and its seed. `wall` limits all of planning. Where neither is limited, planning takes
     /// [`TIME`], or [`TIME_PER_WINDOW`] for each window of the trace where that is more.
     pub limits: Limits,
+    /// Threads that plan where time is limited: as many as the machine runs at once, up to eight, where it is 0. Where
+    /// evaluations are limited one does.
+    pub threads: usize,
 }
 
-impl Default for Planner {
+impl Default for Planner<'_> {
     /// Eight decodes, the portfolio and search, without a limit of one's own.
     fn default() -> Self {
-        Planner { decodes: 8, portfolio: &PORTFOLIO, limits: Limits::evaluations(u64::MAX) }
+        Planner { decodes: 8, portfolio: &PORTFOLIO, limits: Limits::evaluations(u64::MAX), threads: 0 }
     }
 }
 
-impl Planner {
+impl Planner<'_> {
     /// One greedy decode and `decodes` further ones, of which chance has its share by `seed`, without a limit of time and
     /// without search; baselines only where no decode fits.
     pub const fn decoding(decodes: u64, seed: u64) -> Self {
-        Planner { decodes, portfolio: &[], limits: Limits { seed, ..Limits::evaluations(0) } }
+        Planner { decodes, portfolio: &[], limits: Limits { seed, ..Limits::evaluations(0) }, threads: 1 }
     }
 
     /// Plans `problem`. Without a policy, baselines and search do what they can: the control that says what a policy is
@@ -177,110 +199,153 @@ impl Planner {
             }
             given => given,
         };
-        let mut planning = Planning::new(problem, limits, policy, started);
-        if let Some(before) = before {
-            planning.offer_again(before);
-        }
-        if let Some(policy) = policy {
-            planning.decode(policy, self.decodes);
-        }
-        for name in self.portfolio {
-            if planning.is_over(PORTFOLIO_SHARE) {
-                break;
-            }
-            planning.ask(name);
-        }
+        let planning = Planning { problem, limits, started, policy, stand: Mutex::default() };
+        let threads = if limits.wall.is_some() { self.threads() } else { 1 };
+        let first = if policy.is_some() { Task::Decode(0) } else { Task::KeepAll };
+        let decodes = (1..=self.decodes).filter(|_| policy.is_some()).map(Task::Decode);
+        let baselines = self.portfolio.iter().map(|name| Task::Ask { name, is_owed: false });
+        let others = before.map(Task::OfferAgain).into_iter().chain(decodes).chain(baselines);
+        planning.carry_out(&[first].into_iter().chain(others).collect::<Vec<_>>(), threads);
         if self.limits.evaluations > 0 && !planning.is_over(1.0) {
-            planning.search();
+            planning.search(threads);
         }
-        for name in BASELINES.iter().filter(|name| !planning.asked.contains(name)).collect::<Vec<_>>() {
-            if planning.best.planned.fits() {
-                break;
-            }
-            planning.ask(name);
+        let owed = BASELINES.iter().map(|name| Task::Ask { name, is_owed: true });
+        planning.carry_out(&owed.collect::<Vec<_>>(), threads);
+        let stand = planning.stand.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut decided = stand.best.expect("the first task makes a plan");
+        decided.planned.decide_ns = started.elapsed().as_nanos() as u64;
+        decided
+    }
+
+    fn threads(&self) -> usize {
+        match self.threads {
+            0 => thread::available_parallelism().map_or(1, |threads| threads.get().min(THREADS_MAX)),
+            threads => threads,
         }
-        planning.best.planned.decide_ns = started.elapsed().as_nanos() as u64;
-        planning.best
     }
 }
 
-/// A plan in the making.
+/// A plan to be made.
+#[derive(Clone, Copy, Debug)]
+enum Task<'a> {
+    /// The plan that evicts nothing.
+    KeepAll,
+    /// The one that there was before.
+    OfferAgain(&'a Plan),
+    /// The decode of that number: the greedy one, greedy ones that leave room for prefetches, where anything may be swapped,
+    /// then sampled ones that leave as much as was best.
+    Decode(u64),
+    /// A baseline's, which is owed where no plan fits.
+    Ask { name: &'static str, is_owed: bool },
+}
+
+/// Planning under way, by one thread or several.
 struct Planning<'a> {
     problem: Problem<'a>,
     limits: Limits,
     started: Instant,
-    best: Decided,
+    /// The learned policy that has a part in it.
+    policy: Option<&'a LearnedPolicy>,
+    stand: Mutex<Stand>,
+}
+
+/// What planning has come to.
+#[derive(Default)]
+struct Stand {
+    best: Option<Decided>,
     /// The plans that were offered and fit, each once.
     fitting: Vec<Plan>,
     /// Baselines whose plans were offered.
     asked: Vec<&'static str>,
-    /// The learned policy that has a part in it.
-    policy: Option<&'a LearnedPolicy>,
+    /// The best decode, and the share of the budget that it was made for.
+    best_decode: Option<(f64, Planned)>,
+    /// What the last decode took.
+    decode_time: Duration,
 }
 
 impl<'a> Planning<'a> {
-    /// Begins with the greedy decode, or without a policy with plain keep-all.
-    fn new(problem: Problem<'a>, limits: Limits, policy: Option<&'a LearnedPolicy>, started: Instant) -> Self {
-        let best = match policy {
-            Some(policy) => Decided { planned: plan(problem, &mut policy.clone()), by: LEARNED },
-            None => Decided { planned: plan(problem, &mut KeepAll), by: KEEP_ALL },
-        };
-        let fitting = best.planned.fits().then(|| best.planned.plan.clone()).into_iter().collect();
-        Planning { problem, limits, started, best, fitting, asked: Vec::new(), policy }
+    fn stand(&self) -> MutexGuard<'_, Stand> {
+        self.stand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When this share of the time is over.
+    fn deadline(&self, share: f64) -> Option<Instant> {
+        self.limits.wall.map(|wall| self.started + wall.mul_f64(share))
     }
 
     /// Whether this share of the time is over, or nothing is left to be gained.
     fn is_over(&self, share: f64) -> bool {
-        let late = self.limits.wall.is_some_and(|wall| self.started.elapsed() >= wall.mul_f64(share));
-        let best = &self.best.planned;
-        late || best.fits() && best.prediction.makespan_ns <= self.problem.lineage.keep_all_makespan_ns()
+        let late = self.deadline(share).is_some_and(|deadline| Instant::now() >= deadline);
+        late || self.stand().fits_within(self.problem.lineage.keep_all_makespan_ns())
     }
 
-    /// Makes further decodes: greedy ones that leave room for prefetches, where anything may be swapped, then sampled ones
-    /// that leave as much as was best.
-    fn decode(&mut self, policy: &LearnedPolicy, decodes: u64) {
-        let roomy: &[f64] = if self.problem.actions.swap { &BUDGET_SHARES } else { &[] };
-        let mut best = (1.0, self.best.planned.clone());
-        let first = self.limits.seed;
-        let seeds = (0..).map(|decode| first.wrapping_add(decode));
-        let mut sampled = seeds.map(|seed| policy.with_seed(seed));
-        let mut greedy = roomy.iter().map(|&share| (share, policy.clone()));
-        for _ in 0..decodes {
-            if self.is_over(DECODES_SHARE) {
-                return;
+    /// Carries tasks out in order, so many at a time.
+    fn carry_out(&self, tasks: &[Task<'_>], threads: usize) {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match task {
+                    Task::KeepAll => self.offer(KEEP_ALL, plan(self.problem, &mut KeepAll)),
+                    Task::OfferAgain(plan) => self.offer_again(plan),
+                    Task::Decode(decode) => self.decode(decode),
+                    Task::Ask { name, is_owed } => self.ask(name, is_owed),
+                }
             }
-            let (share, mut policy) =
-                greedy.next().unwrap_or_else(|| (best.0, sampled.next().expect("without an end")));
-            let planned = self.plan_within(share, &mut policy);
-            if planned.is_better_than(&best.1) {
-                best = (share, planned.clone());
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads.min(tasks.len()) {
+                scope.spawn(work);
             }
-            self.offer(LEARNED, planned);
+            work();
+        });
+    }
+
+    fn decode(&self, decode: u64) {
+        let policy = self.policy.expect("a policy decodes");
+        let greedy = 1 + if self.problem.actions.swap { BUDGET_SHARES.len() } else { 0 };
+        let (share, mut policy) = match decode as usize {
+            0 => (1.0, policy.clone()),
+            roomy if roomy < greedy => (BUDGET_SHARES[roomy - 1], policy.clone()),
+            sampled => {
+                let share = self.stand().best_decode.as_ref().map_or(1.0, |&(share, _)| share);
+                (share, policy.with_seed(self.limits.seed.wrapping_add((sampled - greedy) as u64)))
+            }
+        };
+        let is_owed = decode == 0;
+        let deadline = self.deadline(PORTFOLIO_SHARE).filter(|_| !is_owed);
+        if !is_owed && (self.is_over(DECODES_SHARE) || deadline.is_some_and(|deadline| self.is_near(deadline))) {
+            return;
         }
+        let Some(planned) = self.plan_within(share, &mut policy, deadline) else { return };
+        let mut stand = self.stand();
+        stand.decode_time = Duration::from_nanos(planned.decide_ns);
+        if stand.best_decode.as_ref().is_none_or(|(_, best)| planned.is_better_than(best)) {
+            stand.best_decode = Some((share, planned.clone()));
+        }
+        stand.offer(LEARNED, planned);
     }
 
-    /// Lets `policy` plan for a share of the budget; the prediction is that for the whole of it.
-    fn plan_within(&self, share: f64, policy: &mut dyn Policy) -> Planned {
+    /// Whether a decode would not be done until then, if it took as long as the last one.
+    fn is_near(&self, deadline: Instant) -> bool {
+        Instant::now() + self.stand().decode_time > deadline
+    }
+
+    /// Lets `policy` plan for a share of the budget, if it is done in time; the prediction is that for the whole of it.
+    fn plan_within(&self, share: f64, policy: &mut dyn Policy, deadline: Option<Instant>) -> Option<Planned> {
         let problem = self.problem;
         let budget_bytes = (problem.budget_bytes as f64 * share) as u64;
-        let planned = plan(Problem { budget_bytes, ..problem }, policy);
+        let planned = plan_until(Problem { budget_bytes, ..problem }, policy, deadline)?;
         if budget_bytes == problem.budget_bytes {
-            return planned;
+            return Some(planned);
         }
-        Planned { prediction: self.predict(&planned.plan), ..planned }
+        Some(Planned { prediction: self.predict(&planned.plan), ..planned })
     }
 
-    fn offer(&mut self, by: &'static str, planned: Planned) {
-        if planned.fits() && !self.fitting.contains(&planned.plan) {
-            self.fitting.push(planned.plan.clone());
-        }
-        if planned.is_better_than(&self.best.planned) {
-            self.best = Decided { planned, by };
-        }
+    fn offer(&self, by: &'static str, planned: Planned) {
+        self.stand().offer(by, planned);
     }
 
-    /// Offers a plan that there was before.
-    fn offer_again(&mut self, plan: &Plan) {
+    fn offer_again(&self, plan: &Plan) {
         let prediction = self.predict(plan);
         self.offer(BEFORE, Planned { plan: plan.clone(), prediction, decisions: 0, decide_ns: 0 });
     }
@@ -290,22 +355,53 @@ impl<'a> Planning<'a> {
         Timeline::new(trace, lineage, tiers).predict(plan, budget_bytes)
     }
 
-    fn ask(&mut self, name: &'static str) {
+    fn ask(&self, name: &'static str, is_owed: bool) {
+        let is_idle = if is_owed {
+            let stand = self.stand();
+            stand.fits_within(u64::MAX) || stand.asked.contains(&name)
+        } else {
+            self.is_over(PORTFOLIO_SHARE)
+        };
+        if is_idle {
+            return;
+        }
+        let deadline = self.limits.wall.filter(|_| !is_owed).map(|wall| Instant::now() + wall.mul_f64(BASELINE_SHARE));
         let mut policy = baseline(name, self.limits.seed).expect("every name in a portfolio is a baseline's");
-        self.offer(name, plan(self.problem, policy.as_mut()));
-        self.asked.push(name);
+        if let Some(planned) = plan_until(self.problem, policy.as_mut(), deadline) {
+            let mut stand = self.stand();
+            stand.offer(name, planned);
+            stand.asked.push(name);
+        }
     }
 
     /// Searches from the plans so far that fit, or from the best where none does, for as long as is left.
-    fn search(&mut self) {
+    fn search(&self, threads: usize) {
         let wall = self.limits.wall.map(|wall| wall.saturating_sub(self.started.elapsed()));
         let limits = Limits { wall, ..self.limits };
-        let start = &self.best.planned;
-        let starts = if start.fits() { &self.fitting[..] } else { slice::from_ref(&start.plan) };
-        let found = search(self.problem, starts, limits, self.policy, &mut |_| ControlFlow::Continue(()));
+        let mut stand = self.stand();
+        let start = &stand.best.as_ref().expect("the first task makes a plan").planned;
+        let starts = if start.fits() { &stand.fitting[..] } else { slice::from_ref(&start.plan) };
+        let Found { plan, prediction, .. } = search_together(self.problem, starts, limits, self.policy, threads);
         let by = if self.policy.is_some() { LEARNED_SEARCH } else { SEARCH };
-        let Found { plan, prediction, .. } = found;
-        self.offer(by, Planned { plan, prediction, decisions: start.decisions, decide_ns: 0 });
+        let decisions = start.decisions;
+        stand.offer(by, Planned { plan, prediction, decisions, decide_ns: 0 });
+    }
+}
+
+impl Stand {
+    /// Whether there is a plan that fits and takes no longer.
+    fn fits_within(&self, makespan_ns: u64) -> bool {
+        let best = self.best.as_ref().map(|best| &best.planned);
+        best.is_some_and(|best| best.fits() && best.prediction.makespan_ns <= makespan_ns)
+    }
+
+    fn offer(&mut self, by: &'static str, planned: Planned) {
+        if planned.fits() && !self.fitting.contains(&planned.plan) {
+            self.fitting.push(planned.plan.clone());
+        }
+        if self.best.as_ref().is_none_or(|best| planned.is_better_than(&best.planned)) {
+            self.best = Some(Decided { planned, by });
+        }
     }
 }
 

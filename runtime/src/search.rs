@@ -9,6 +9,8 @@
 //! stretch (as crossover does in genetic algorithms; a policy's decodes are worth more to the search as such donors than
 //! as starts). Now and then it moves windows together that are alike in every layer (`search/alike.rs`).
 //!
+//! Several walks may search at once, each on a thread of its own; between descents they go over to the best plan of them all.
+//!
 //! Deviations: bytes over the budget have a price, so that a walk can cross plans that do not fit; the walk returns to the
 //! best plan at fixed shares of its limits. The search knows no bound, so it never knows that it is done.
 
@@ -17,13 +19,16 @@ pub(crate) mod cost;
 mod walk;
 
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::learned::LearnedPolicy;
 use crate::plan::Plan;
 use crate::sweep::Problem;
 use crate::timeline::Prediction;
-use walk::Walk;
+use cost::rank;
+use walk::{Common, Walk};
 
 /// When a search ends, and which of its random courses it takes. Without `wall`, the same seed and the same number of
 /// evaluations give the same plan on every machine.
@@ -78,7 +83,7 @@ pub struct Found {
     pub evaluations: u64,
     /// How long it took.
     pub elapsed: Duration,
-    /// Every improvement, the best start first.
+    /// Every improvement, the best start first; of several walks, that of the best.
     pub curve: Vec<Improvement>,
 }
 
@@ -92,5 +97,37 @@ pub fn search(
     guide: Option<&LearnedPolicy>,
     watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>,
 ) -> Found {
-    Walk::new(problem, limits, guide, Instant::now()).run(starts, watch)
+    Walk::new(problem, starts, limits, guide, (0, &Common::default())).run(watch)
+}
+
+/// The same by several walks at once, each on a thread of its own and with other random moves. At times each goes on from the best
+/// plan of them all.
+pub(crate) fn search_together(
+    problem: Problem<'_>,
+    starts: &[Plan],
+    limits: Limits,
+    guide: Option<&LearnedPolicy>,
+    walks: usize,
+) -> Found {
+    let common = &Common::default();
+    let walk = |number: usize| {
+        let limits = Limits { seed: limits.seed.wrapping_add(number as u64), ..limits };
+        Walk::new(problem, starts, limits, guide, (number, common)).run(&mut |_| ControlFlow::Continue(()))
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..walks).map(|number| scope.spawn(move || walk(number))).collect();
+        let first = walk(0);
+        let others = others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        others.fold(first, Found::and)
+    })
+}
+
+impl Found {
+    /// What another walk found beside it.
+    fn and(self, other: Found) -> Found {
+        let evaluations = self.evaluations + other.evaluations;
+        let elapsed = self.elapsed.max(other.elapsed);
+        let best = if rank(&other.prediction) < rank(&self.prediction) { other } else { self };
+        Found { evaluations, elapsed, ..best }
+    }
 }

@@ -31,7 +31,8 @@ fn planning_is_never_worse_than_a_decode_or_a_baseline_of_its_portfolio_and_tell
     let mut names = Vec::new();
     for_random_problems(80, 60, |seed, problem| {
         let policy = drawn_policy(seed);
-        let planner = |portfolio, evaluated| Planner { decodes: 3, portfolio, limits: evaluations(evaluated, seed) };
+        let planner =
+            |portfolio, evaluated| Planner { decodes: 3, portfolio, limits: evaluations(evaluated, seed), threads: 1 };
         for (planner, policy) in [
             (planner(&PORTFOLIO[..], 100), Some(&policy)),
             (planner(&PORTFOLIO[..], 0), Some(&policy)),
@@ -115,4 +116,26 @@ fn no_plan_takes_less_than_what_cannot_be_avoided_and_some_take_just_that() {
         assert!(policies().all(|mut policy| plan(hopeless, policy.as_mut()).plan == keep_all.plan), "seed {seed}");
     });
     assert!(exact > 50, "the bound is met {exact} times");
+}
+
+#[test]
+fn several_threads_plan_no_worse_than_a_decode_and_the_same_where_evaluations_are_limited() {
+    let mut names = Vec::new();
+    for_random_problems(60, 60, |seed, problem| {
+        let policy = drawn_policy(seed);
+        let on = |threads, limits| {
+            Planner { decodes: 3, limits, threads, ..Planner::default() }.plan(*problem, Some(&policy))
+        };
+        let [one, four] = [1, 4].map(|threads| on(threads, evaluations(100, seed)));
+        assert_eq!((one.planned.plan, one.by), (four.planned.plan, four.by), "seed {seed}");
+        let decode = plan(*problem, &mut policy.clone());
+        // Ends between two moves, in the middle of a sweep, before the search begins.
+        for wall in [20_000, 2_000, 500].map(Duration::from_micros) {
+            let decided = on(4, Limits { seed, ..Limits::wall(wall) });
+            assert_true(seed, problem, &decided);
+            assert!(rank(&decided.planned) <= rank(&decode), "seed {seed}: {} is worse than a part", decided.by);
+            names.push(decided.by);
+        }
+    });
+    assert!(names.contains(&LEARNED_SEARCH), "{names:?}");
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::planner::{self, DECODES_SHARE, PORTFOLIO_SHARE};
+use plimsoll_runtime::planner::{self, BASELINE_SHARE, DECODES_SHARE, PORTFOLIO, PORTFOLIO_SHARE};
 use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Choice, Decided, LearnedPolicy, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ pub struct Contestant {
 
 impl Contestant {
     /// What `planner` makes of the policy. A baseline has no prior: its plan stands beside the planner's own.
-    fn plan_with(&self, problem: Problem<'_>, planner: &Planner) -> Decided {
+    fn plan_with(&self, problem: Problem<'_>, planner: &Planner<'_>) -> Decided {
         match &self.policy {
             Chosen::Learned { .. } => self.policy.plan(problem, planner),
             Chosen::Baseline(_) => {
@@ -245,7 +245,9 @@ impl Contest<'_> {
             // Its search has a guide and several starts: other moves, which take other times.
             let starts: Vec<Plan> = [&alone.planned.plan].into_iter().chain(&seed).cloned().collect();
             let pace = LazyCell::new(|| Pace::of(problem, &starts, contestant.policy.learned().as_ref()));
-            let planner = self.planner(contestant, field, alone.time, |time| self.limits(|| &pace, time));
+            let mut portfolio = Vec::new();
+            let planner =
+                self.planner(contestant, field, alone.time, &mut portfolio, |time| self.limits(|| &pace, time));
             plans.push(alone);
             if let Chosen::Learned { .. } = contestant.policy {
                 let unasked = || decoded_by(&mut Unasked(contestant.make()));
@@ -269,16 +271,16 @@ impl Contest<'_> {
         Some(report)
     }
 
-    /// The planner as it would be under a limit of wall time on an idle core, where one decode takes `decode`: as many
-    /// decodes and baselines as it would begin, and the evaluations that fit into what is left.
-    fn planner(
+    /// The planner as it would be under a limit of wall time on one idle core, where one decode takes `decode`: as many decodes as it
+    /// would begin, of the portfolio the baselines that would be done in time, and the evaluations that fit into what is left.
+    fn planner<'p>(
         &self,
         contestant: &Contestant,
         field: &Field,
         decode: Duration,
+        portfolio: &'p mut Vec<&'static str>,
         limits: impl Fn(Duration) -> Limits,
-    ) -> Planner {
-        let Planner { portfolio: whole, .. } = Planner::default();
+    ) -> Planner<'p> {
         // A baseline has one plan.
         let decodes_max = if let Chosen::Learned { .. } = contestant.policy { self.decodes } else { 0 };
         if self.search_plans.is_some() {
@@ -287,16 +289,22 @@ impl Contest<'_> {
         if self.planner_time.is_zero() {
             return Planner::decoding(decodes_max, self.seed);
         }
-        let (mut spent, mut decodes, mut asked) = (decode, 0, 0);
-        while decodes < decodes_max && spent < self.planner_time.mul_f64(DECODES_SHARE) {
+        let until = |share| self.planner_time.mul_f64(share);
+        let (mut spent, mut decodes) = (decode, 0);
+        while decodes < decodes_max && spent < until(DECODES_SHARE) && spent + decode <= until(PORTFOLIO_SHARE) {
             spent += decode;
             decodes += 1;
         }
-        while asked < whole.len() && spent < self.planner_time.mul_f64(PORTFOLIO_SHARE) {
-            spent += field.time_of(whole[asked]).expect("every name in a portfolio is a baseline's");
-            asked += 1;
+        portfolio.clear();
+        for name in PORTFOLIO {
+            if spent >= until(PORTFOLIO_SHARE) {
+                break;
+            }
+            let time = field.time_of(name).expect("every name in a portfolio is a baseline's");
+            spent += time.min(until(BASELINE_SHARE));
+            portfolio.extend((time <= until(BASELINE_SHARE)).then_some(name));
         }
-        Planner { decodes, portfolio: &whole[..asked], limits: limits(self.planner_time.saturating_sub(spent)) }
+        Planner { decodes, portfolio, limits: limits(self.planner_time.saturating_sub(spent)), threads: 1 }
     }
 
     /// What a search may take. Its pace is asked for only where time limits it, not a number of plans.

@@ -1,10 +1,11 @@
 //! One walk of the search: which moves there are, which of them it takes, what it has found.
 
 use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::alike::{Alike, evict_alike};
-use super::cost::{Judge, NoisyPrice, useful_windows, weighty_windows};
+use super::cost::{Judge, NoisyPrice, rank, useful_windows, weighty_windows};
 use super::{Found, Improvement, Limits};
 use crate::learned::LearnedPolicy;
 use crate::lineage::WindowId;
@@ -50,19 +51,22 @@ const NONE: u32 = u32::MAX;
 
 pub(super) struct Walk<'a> {
     problem: Problem<'a>,
+    starts: &'a [Plan],
     limits: Limits,
     guide: Option<LearnedPolicy>,
     started: Instant,
+    deadline: Option<Instant>,
     judge: Judge<'a>,
     random: SplitMix64,
     useful: Vec<WindowId>,
     alike: Alike,
     /// Per window: the previous and the next window of the same storage.
     siblings: Vec<[u32; 2]>,
-    /// The plans that it starts from, where there are several: what they do in some stretch is worth a try.
-    donors: Vec<Plan>,
-    /// Per window: how many of them evict it.
+    /// Per window: how many of the donors evict it.
     evicted_by: Vec<u32>,
+    /// Which of the walks it is.
+    number: usize,
+    common: &'a Common,
 
     plan: Plan,
     prediction: Prediction,
@@ -79,25 +83,56 @@ pub(super) struct Walk<'a> {
     ended: bool,
 }
 
+/// What walks of one search have in common: the best plan of them all, when they last met.
+#[derive(Default)]
+pub(super) struct Common(Mutex<Option<(Plan, Prediction)>>);
+
+impl Common {
+    /// Tells of a plan, and goes over to the best that was told of.
+    fn meet(&self, judge: &mut Judge<'_>) {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (plan, prediction) = judge.best();
+        match &mut *told {
+            Some((best, best_prediction)) if rank(best_prediction) <= rank(&prediction) => {
+                judge.note(best, best_prediction)
+            }
+            told => *told = Some((plan.clone(), prediction)),
+        }
+    }
+}
+
 impl<'a> Walk<'a> {
-    pub(super) fn new(problem: Problem<'a>, limits: Limits, guide: Option<&LearnedPolicy>, started: Instant) -> Self {
+    pub(super) fn new(
+        problem: Problem<'a>,
+        starts: &'a [Plan],
+        limits: Limits,
+        guide: Option<&LearnedPolicy>,
+        (number, common): (usize, &'a Common),
+    ) -> Self {
+        let started = Instant::now();
         let useful = weighty_windows(&problem, useful_windows(&problem));
         let alike = Alike::of(&problem, &useful);
         let is_over = |evaluations| limits.spent(evaluations, started) >= EVICT_ALIKE_SHARE;
-        let (first, evaluations) = evict_alike(&problem, &alike, is_over);
+        let (first, evaluations) = match starts.first() {
+            Some(start) if number > 0 => (start.clone(), 0),
+            _ => evict_alike(&problem, &alike, is_over),
+        };
         let judge = Judge::new(problem, first, evaluations);
         let (plan, prediction) = judge.best();
         Walk {
             problem,
+            starts,
             limits,
             guide: guide.map(|guide| guide.with_seed(limits.seed)),
             started,
+            deadline: limits.wall.map(|wall| started + wall),
             random: SplitMix64::new(limits.seed),
             useful,
             alike,
             siblings: siblings(&problem),
-            donors: Vec::new(),
             evicted_by: vec![0; problem.lineage.windows().len()],
+            number,
+            common,
             plan: plan.clone(),
             prediction,
             judge,
@@ -111,17 +146,19 @@ impl<'a> Walk<'a> {
         }
     }
 
-    pub(super) fn run(mut self, starts: &[Plan], watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) -> Found {
+    pub(super) fn run(mut self, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) -> Found {
         self.curve.push(self.progress());
         if !self.useful.is_empty() {
-            for start in starts {
+            for start in self.starts {
                 self.start_from(start);
             }
-            if starts.is_empty() && self.prediction.over_budget_bytes > 0 {
+            if self.starts.is_empty() && self.prediction.over_budget_bytes > 0 {
                 self.resweep_by_price(0.0);
             }
-            if starts.len() > 1 {
-                self.take_donors(starts);
+            for donor in self.donors() {
+                for (evicted_by, &action) in self.evicted_by.iter_mut().zip(donor.actions()) {
+                    *evicted_by += u32::from(action != Action::Keep);
+                }
             }
             self.descend_all(watch);
         }
@@ -135,6 +172,11 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// The plans that it starts from, where there are several: what they do in some stretch is worth a try.
+    fn donors(&self) -> &'a [Plan] {
+        if self.starts.len() > 1 { self.starts } else { &[] }
+    }
+
     fn start_from(&mut self, start: &Plan) {
         self.plan.clone_from(start);
         self.stand();
@@ -143,12 +185,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn take_donors(&mut self, starts: &[Plan]) {
-        self.donors = starts.to_vec();
-        for donor in starts {
-            for (evicted_by, &action) in self.evicted_by.iter_mut().zip(donor.actions()) {
-                *evicted_by += u32::from(action != Action::Keep);
-            }
+    /// Where it begins: the first walk at the best plan, the others one after another at what there was to start from.
+    fn begin(&mut self) {
+        let start = self.number.checked_sub(1).and_then(|other| self.starts.get(other % self.starts.len().max(1)));
+        match start {
+            Some(start) => self.start_from(start),
+            None => self.return_to_best(),
         }
     }
 
@@ -186,7 +228,12 @@ impl<'a> Walk<'a> {
 
     fn descend_all(&mut self, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) {
         for descent in 0..DESCENTS {
-            self.return_to_best();
+            if descent == 0 {
+                self.begin();
+            } else {
+                self.common.meet(&mut self.judge);
+                self.return_to_best();
+            }
             self.drop_needless();
             let first = self.spent();
             let last = first + (1.0 - first) / (DESCENTS - descent) as f64;
@@ -306,7 +353,7 @@ impl<'a> Walk<'a> {
     fn propose(&mut self) -> Option<Prediction> {
         let changes = if self.prediction.over_budget_bytes > 0 && self.random.below(2) == 0 {
             self.relieve_peak()
-        } else if !self.donors.is_empty() && self.random.unit() < GRAFTS {
+        } else if !self.donors().is_empty() && self.random.unit() < GRAFTS {
             self.graft()
         } else {
             match self.random.below(28) {
@@ -329,13 +376,14 @@ impl<'a> Walk<'a> {
 
     /// Takes over what another plan does with some of the next windows in which it differs.
     fn graft(&mut self) -> bool {
-        let donor = self.random.below(self.donors.len());
+        let donors = self.donors();
+        let donor = &donors[self.random.below(donors.len())];
         let length = 1 + self.random.below(CHANGES_MAX);
         let first = self.random.below(self.useful.len());
         let last = (first + self.useful.len() * GRAFT_PERCENT / 100 + 1).min(self.useful.len());
         for position in first..last {
             let id = self.useful[position];
-            let action = self.donors[donor].action(id);
+            let action = donor.action(id);
             if action != self.plan.action(id) && self.random.below(4) > 0 {
                 self.change(id, action);
                 if self.changed.len() == length {
@@ -581,7 +629,11 @@ impl<'a> Walk<'a> {
     fn resweep(&mut self, policy: &mut dyn Policy) {
         let sweep = &mut self.sweep;
         sweep.restart(&self.plan);
-        sweep.decide(policy);
+        let is_decided = sweep.decide_until(policy, self.deadline);
+        if !is_decided {
+            // It is no plan, and there is no time for another.
+            sweep.give_up();
+        }
         self.plan.clone_from(sweep.plan());
         self.prediction = sweep.prediction();
         self.astray = true;

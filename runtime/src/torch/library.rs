@@ -65,7 +65,7 @@ pub(super) struct Library {
     decider: Decider,
     tiers: SlowTiers,
     actions: ActionSet,
-    planner: Planner,
+    planner: Planner<'static>,
     plans_max: usize,
     /// By the names of rungs.
     shelves: HashMap<u64, Shelf>,
@@ -104,7 +104,7 @@ impl Library {
         decider: Decider,
         tiers: SlowTiers,
         actions: ActionSet,
-        planner: Planner,
+        planner: Planner<'static>,
         plans_max: usize,
         runs_behind: bool,
     ) -> Self {

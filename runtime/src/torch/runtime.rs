@@ -94,7 +94,7 @@ pub struct Builder {
     engine: Option<Box<dyn CopyEngine>>,
     tiers: Option<SlowTiers>,
     actions: ActionSet,
-    planner: Planner,
+    planner: Planner<'static>,
     plans_max: usize,
     events: bool,
 }
@@ -159,7 +159,7 @@ impl Builder {
 
     /// How much is tried for every plan that is not a baseline's own: eight decodes beside the greedy one, baselines and
     /// search, for as long as [`Planner`] takes where nobody limits it, unless told.
-    pub fn planner(mut self, planner: Planner) -> Self {
+    pub fn planner(mut self, planner: Planner<'static>) -> Self {
         self.planner = planner;
         self
     }

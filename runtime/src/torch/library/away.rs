@@ -22,8 +22,8 @@ use crate::torch::report::Report;
 const SURVEY_SHARE: f64 = 0.5;
 /// How a plan is made that nobody carries out, to find out what another would take; and in which share of the time of one that
 /// somebody does.
-const SURVEY: Planner =
-    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::evaluations(u64::MAX) };
+const SURVEY: Planner<'static> =
+    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::evaluations(u64::MAX), threads: 0 };
 const SURVEYS: u32 = 10;
 
 impl Library {

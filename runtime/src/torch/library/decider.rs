@@ -32,7 +32,7 @@ impl Decider {
 
     /// The decider's plan, which a baseline makes anew, and others from what they had `before`. Where a baseline's own does not
     /// hold the budget, the planner is asked for one that does: it asks the other baselines, and searches.
-    pub(super) fn plan(&self, problem: Problem<'_>, planner: &Planner, before: Option<&Plan>) -> Decided {
+    pub(super) fn plan(&self, problem: Problem<'_>, planner: &Planner<'_>, before: Option<&Plan>) -> Decided {
         match self {
             Decider::Learned(policy) => planner.improve(problem, Some(policy), before),
             Decider::Planner => planner.improve(problem, None, before),

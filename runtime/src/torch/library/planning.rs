@@ -21,7 +21,7 @@ const PLANS_FREE: u64 = 8;
 /// What planning may take then, of the loop's own time. What is planned beyond that is decoded greedily.
 pub(super) const PLANNING_SHARE: f64 = 0.1;
 /// How what is planned beyond that is made; without a policy, by the baseline that was the best most often.
-const HASTY: Planner = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
+const HASTY: Planner<'static> = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
 
 impl Library {
     /// What the budget leaves a plan.
