@@ -67,18 +67,17 @@ impl Slack {
 
     /// Adds `bytes` to every index of `range`.
     pub(crate) fn add(&mut self, range: Range<usize>, bytes: i64) {
-        let mut index = range.start;
-        while index < range.end {
-            let block = index / BLOCK;
-            let until = range.end.min((block + 1) * BLOCK);
-            let whole = index == block * BLOCK && (until == (block + 1) * BLOCK || until == self.values.len());
-            if whole {
-                self.added[block] += bytes;
-                self.least[block] += bytes;
-            } else {
-                self.add_part(block, index..until, bytes);
+        let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
+        let before = range.start..range.end.min(first * BLOCK);
+        let after = before.end.max(last * BLOCK)..range.end;
+        if first < last {
+            self.added[first..last].iter_mut().for_each(|added| *added += bytes);
+            self.least[first..last].iter_mut().for_each(|least| *least += bytes);
+        }
+        for part in [before, after] {
+            if !part.is_empty() {
+                self.add_part(part.start / BLOCK, part, bytes);
             }
-            index = until;
         }
     }
 

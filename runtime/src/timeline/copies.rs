@@ -43,7 +43,7 @@ impl Timeline<'_> {
         }
         self.at.copy_done_ns[storage.index()] = done_ns;
         let together = self.at.offloads.len() - self.slab.members.len().max(1);
-        self.at.offloads.iter_mut().skip(together).for_each(|offload| offload.done_ns = done_ns);
+        self.at.offloads.range_mut(together..).for_each(|offload| offload.done_ns = done_ns);
         self.at.result.offloaded_bytes += bytes;
         self.at.residency[storage.index()] = Residency::Offloading;
         self.emit(Instruction::Offload { storage, tier, joins });

@@ -114,6 +114,7 @@ impl Timeline<'_> {
         }
         for &input in lineage.replay_inputs(operator) {
             if self.at.beside[input.index()] && self.version_locks[input.index()] == 0 {
+                self.forget_version(input);
                 self.retain(Retained::Version(input));
             }
         }

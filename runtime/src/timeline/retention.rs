@@ -26,7 +26,6 @@ impl Timeline<'_> {
                 window.end
             }
             Retained::Version(version) => {
-                self.forget_version(version);
                 let locked = self.version_locks[version.index()] > 0;
                 let next_use = match self.residency_of(version) {
                     // Its storage holds it: what another output's rerun made of it is a second copy.
@@ -90,7 +89,8 @@ impl Timeline<'_> {
 
     /// Takes a version off the list of what is retained.
     pub(super) fn forget_version(&mut self, version: VersionId) {
-        self.at.retained.retain(|entry| !matches!(entry.what, Retained::Version(other) if other == version));
+        let position = self.at.retained.iter().position(|entry| entry.what == Retained::Version(version));
+        position.and_then(|position| self.at.retained.remove(position));
     }
 
     pub(super) fn release_version(&mut self, version: VersionId) {
