@@ -5,7 +5,6 @@
 //! here.
 
 use std::slice;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,34 +46,34 @@ impl Planned {
 /// Lets `policy` plan `problem`. Where more than the budget can never be evicted nobody is asked, and nothing is evicted: to
 /// miss it by less takes longer than any plan that holds one.
 pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
-    plan_until(problem, policy, None).expect("it has all the time")
+    plan_until(problem, policy, &|| false).expect("it is never over")
 }
 
-/// The same, if it is done until `deadline`.
-fn plan_until(problem: Problem<'_>, policy: &mut dyn Policy, deadline: Option<Instant>) -> Option<Planned> {
+/// The same, unless `is_over` says so between two decisions. What a policy does before the first is not cut short.
+fn plan_until(problem: Problem<'_>, policy: &mut dyn Policy, is_over: &dyn Fn() -> bool) -> Option<Planned> {
     let started = Instant::now();
     let mut nobody = KeepAll;
     let policy: &mut dyn Policy = if problem.is_hopeless() { &mut nobody } else { policy };
     let opened = policy.open(&problem);
-    let planned = completed_until(problem, opened, policy, deadline)?;
+    let planned = completed_until(problem, opened, policy, is_over)?;
     Some(Planned { decide_ns: started.elapsed().as_nanos() as u64, ..planned })
 }
 
 /// Lets `policy` decide what `plan` leaves open at pressure points.
 pub fn completed(problem: Problem<'_>, plan: Plan, policy: &mut dyn Policy) -> Planned {
-    completed_until(problem, plan, policy, None).expect("it has all the time")
+    completed_until(problem, plan, policy, &|| false).expect("it is never over")
 }
 
 fn completed_until(
     problem: Problem<'_>,
     plan: Plan,
     policy: &mut dyn Policy,
-    deadline: Option<Instant>,
+    is_over: &dyn Fn() -> bool,
 ) -> Option<Planned> {
     let started = Instant::now();
     let start = if policy.weighs_waiting() { Sweep::weighing_waits } else { Sweep::new };
     let mut sweep = start(problem, plan);
-    sweep.decide_until(policy, deadline).then(|| Planned {
+    sweep.decide_until(policy, is_over).then(|| Planned {
         plan: sweep.plan().clone(),
         prediction: sweep.prediction(),
         decisions: sweep.decisions(),
@@ -138,9 +137,10 @@ pub const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
 const BUDGET_SHARES: [f64; 4] = [0.97, 0.94, 0.9, 0.84];
 /// The share of the time after which no other decode is begun.
 pub const DECODES_SHARE: f64 = 0.2;
-/// The share of the time after which no other baseline is asked, and all that is not done by then is left.
+/// The share of the time after which no other baseline is asked, and further decodes that are not done are given up.
 pub const PORTFOLIO_SHARE: f64 = 0.3;
-/// The share of the time that one baseline may take. In a long trace one of them takes more than a search needs.
+/// The share of the time after which a baseline is given up, where some plan fits: in a long trace one of them takes more than a
+/// search needs.
 pub const BASELINE_SHARE: f64 = 0.1;
 
 /// The most threads that plan where nobody says how many.
@@ -149,8 +149,8 @@ const THREADS_MAX: usize = 8;
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///
 /// One decode of the policy is always made. What comes after it may be cut short by [`Limits::wall`], which is exceeded by
-/// no more than that decode or one sweep of the search; but where no plan fits yet, every baseline is asked. Without that,
-/// the same seed and the same numbers give the same plan on every machine.
+/// no more than that decode, what a baseline does before its first decision, or some moves of the search; but where no plan
+/// fits yet, every baseline is asked. Without that, the same seed and the same numbers give the same plan on every machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner<'p> {
     /// Decodes of a learned policy beside the greedy one: for shares of the budget, then sampled.
@@ -161,7 +161,7 @@ pub struct Planner<'p> {
     /// Of the search: its evaluations and its seed. `wall` limits all of planning. Where neither is limited, planning takes
     /// [`TIME`], or [`TIME_PER_WINDOW`] for each window of the trace where that is more.
     pub limits: Limits,
-    /// Threads that plan where time is limited: as many as the machine runs at once, up to eight, where it is 0. Where
+    /// Threads that plan where time alone is limited: as many as the machine runs at once, up to eight, where it is 0. Where
     /// evaluations are limited one does.
     pub threads: usize,
 }
@@ -200,17 +200,18 @@ impl Planner<'_> {
             given => given,
         };
         let planning = Planning { problem, limits, started, policy, stand: Mutex::default() };
-        let threads = if limits.wall.is_some() { self.threads() } else { 1 };
+        let threads = if limits.evaluations == u64::MAX { self.threads() } else { 1 };
         let first = if policy.is_some() { Task::Decode(0) } else { Task::KeepAll };
         let decodes = (1..=self.decodes).filter(|_| policy.is_some()).map(Task::Decode);
         let baselines = self.portfolio.iter().map(|name| Task::Ask { name, is_owed: false });
         let others = before.map(Task::OfferAgain).into_iter().chain(decodes).chain(baselines);
-        planning.carry_out(&[first].into_iter().chain(others).collect::<Vec<_>>(), threads);
+        planning.carry_out([first].into_iter().chain(others), threads);
         if self.limits.evaluations > 0 && !planning.is_over(1.0) {
             planning.search(threads);
         }
-        let owed = BASELINES.iter().map(|name| Task::Ask { name, is_owed: true });
-        planning.carry_out(&owed.collect::<Vec<_>>(), threads);
+        if !planning.has_fitting() {
+            planning.carry_out(BASELINES.iter().map(|name| Task::Ask { name, is_owed: true }), threads);
+        }
         let stand = planning.stand.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut decided = stand.best.expect("the first task makes a plan");
         decided.planned.decide_ns = started.elapsed().as_nanos() as u64;
@@ -268,22 +269,27 @@ impl<'a> Planning<'a> {
         self.stand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When this share of the time is over.
-    fn deadline(&self, share: f64) -> Option<Instant> {
-        self.limits.wall.map(|wall| self.started + wall.mul_f64(share))
+    /// Whether some plan holds the budget.
+    fn has_fitting(&self) -> bool {
+        self.stand().fits_within(u64::MAX)
+    }
+
+    /// What is left of this share of the time; without end where nothing limits it.
+    fn left(&self, share: f64) -> Duration {
+        self.limits.wall.map_or(Duration::MAX, |wall| wall.mul_f64(share).saturating_sub(self.started.elapsed()))
     }
 
     /// Whether this share of the time is over, or nothing is left to be gained.
     fn is_over(&self, share: f64) -> bool {
-        let late = self.deadline(share).is_some_and(|deadline| Instant::now() >= deadline);
-        late || self.stand().fits_within(self.problem.lineage.keep_all_makespan_ns())
+        self.left(share).is_zero() || self.stand().fits_within(self.problem.lineage.keep_all_makespan_ns())
     }
 
-    /// Carries tasks out in order, so many at a time.
-    fn carry_out(&self, tasks: &[Task<'_>], threads: usize) {
-        let next = AtomicUsize::new(0);
+    /// Carries tasks out in order, so many at a time, or as many as there are threads to be had.
+    fn carry_out<'t>(&self, tasks: impl Iterator<Item = Task<'t>> + Send, threads: usize) {
+        let tasks = Mutex::new(tasks);
+        let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
         let work = || {
-            while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some(task) = next() {
                 match task {
                     Task::KeepAll => self.offer(KEEP_ALL, plan(self.problem, &mut KeepAll)),
                     Task::OfferAgain(plan) => self.offer_again(plan),
@@ -293,8 +299,9 @@ impl<'a> Planning<'a> {
             }
         };
         thread::scope(|scope| {
-            for _ in 1..threads.min(tasks.len()) {
-                scope.spawn(work);
+            for _ in 1..threads {
+                // Where the system refuses one, there are fewer.
+                let _ = thread::Builder::new().spawn_scoped(scope, work);
             }
             work();
         });
@@ -311,12 +318,13 @@ impl<'a> Planning<'a> {
                 (share, policy.with_seed(self.limits.seed.wrapping_add((sampled - greedy) as u64)))
             }
         };
-        let is_owed = decode == 0;
-        let deadline = self.deadline(PORTFOLIO_SHARE).filter(|_| !is_owed);
-        if !is_owed && (self.is_over(DECODES_SHARE) || deadline.is_some_and(|deadline| self.is_near(deadline))) {
+        // The greedy one is owed.
+        let is_late = || decode > 0 && self.left(PORTFOLIO_SHARE) <= self.stand().decode_time;
+        if decode > 0 && self.is_over(DECODES_SHARE) || is_late() {
             return;
         }
-        let Some(planned) = self.plan_within(share, &mut policy, deadline) else { return };
+        let is_over = || decode > 0 && self.left(PORTFOLIO_SHARE).is_zero();
+        let Some(planned) = self.plan_within(share, &mut policy, &is_over) else { return };
         let mut stand = self.stand();
         stand.decode_time = Duration::from_nanos(planned.decide_ns);
         if stand.best_decode.as_ref().is_none_or(|(_, best)| planned.is_better_than(best)) {
@@ -325,16 +333,11 @@ impl<'a> Planning<'a> {
         stand.offer(LEARNED, planned);
     }
 
-    /// Whether a decode would not be done until then, if it took as long as the last one.
-    fn is_near(&self, deadline: Instant) -> bool {
-        Instant::now() + self.stand().decode_time > deadline
-    }
-
-    /// Lets `policy` plan for a share of the budget, if it is done in time; the prediction is that for the whole of it.
-    fn plan_within(&self, share: f64, policy: &mut dyn Policy, deadline: Option<Instant>) -> Option<Planned> {
+    /// Lets `policy` plan for a share of the budget, unless it is over before; the prediction is that for the whole of it.
+    fn plan_within(&self, share: f64, policy: &mut dyn Policy, is_over: &dyn Fn() -> bool) -> Option<Planned> {
         let problem = self.problem;
         let budget_bytes = (problem.budget_bytes as f64 * share) as u64;
-        let planned = plan_until(Problem { budget_bytes, ..problem }, policy, deadline)?;
+        let planned = plan_until(Problem { budget_bytes, ..problem }, policy, is_over)?;
         if budget_bytes == problem.budget_bytes {
             return Some(planned);
         }
@@ -356,18 +359,18 @@ impl<'a> Planning<'a> {
     }
 
     fn ask(&self, name: &'static str, is_owed: bool) {
-        let is_idle = if is_owed {
-            let stand = self.stand();
-            stand.fits_within(u64::MAX) || stand.asked.contains(&name)
-        } else {
-            self.is_over(PORTFOLIO_SHARE)
+        let is_idle = match is_owed {
+            true => self.has_fitting() || self.stand().asked.contains(&name),
+            false => self.is_over(PORTFOLIO_SHARE),
         };
         if is_idle {
             return;
         }
-        let deadline = self.limits.wall.filter(|_| !is_owed).map(|wall| Instant::now() + wall.mul_f64(BASELINE_SHARE));
+        let begun = Instant::now();
+        let limit = self.limits.wall.map_or(Duration::MAX, |wall| wall.mul_f64(BASELINE_SHARE));
+        let is_over = || (is_owed || begun.elapsed() >= limit) && self.has_fitting();
         let mut policy = baseline(name, self.limits.seed).expect("every name in a portfolio is a baseline's");
-        if let Some(planned) = plan_until(self.problem, policy.as_mut(), deadline) {
+        if let Some(planned) = plan_until(self.problem, policy.as_mut(), &is_over) {
             let mut stand = self.stand();
             stand.offer(name, planned);
             stand.asked.push(name);
@@ -376,14 +379,15 @@ impl<'a> Planning<'a> {
 
     /// Searches from the plans so far that fit, or from the best where none does, for as long as is left.
     fn search(&self, threads: usize) {
-        let wall = self.limits.wall.map(|wall| wall.saturating_sub(self.started.elapsed()));
+        let wall = self.limits.wall.map(|_| self.left(1.0));
         let limits = Limits { wall, ..self.limits };
         let mut stand = self.stand();
-        let start = &stand.best.as_ref().expect("the first task makes a plan").planned;
-        let starts = if start.fits() { &stand.fitting[..] } else { slice::from_ref(&start.plan) };
-        let Found { plan, prediction, .. } = search_together(self.problem, starts, limits, self.policy, threads);
+        let best = &stand.best.as_ref().expect("the first task makes a plan").planned;
+        let starts = if best.fits() { &stand.fitting[..] } else { slice::from_ref(&best.plan) };
+        let found = search_together(self.problem, (starts, &best.plan), limits, self.policy, threads);
         let by = if self.policy.is_some() { LEARNED_SEARCH } else { SEARCH };
-        let decisions = start.decisions;
+        let Found { plan, prediction, .. } = found;
+        let decisions = best.decisions;
         stand.offer(by, Planned { plan, prediction, decisions, decide_ns: 0 });
     }
 }

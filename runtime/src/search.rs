@@ -28,7 +28,7 @@ use crate::plan::Plan;
 use crate::sweep::Problem;
 use crate::timeline::Prediction;
 use cost::rank;
-use walk::{Common, Walk};
+use walk::{Common, Course, Walk};
 
 /// When a search ends, and which of its random courses it takes. Without `wall`, the same seed and the same number of
 /// evaluations give the same plan on every machine.
@@ -83,7 +83,7 @@ pub struct Found {
     pub evaluations: u64,
     /// How long it took.
     pub elapsed: Duration,
-    /// Every improvement, the best start first; of several walks, that of the best.
+    /// Every improvement, the best start first; of several walks, what the best of them found itself.
     pub curve: Vec<Improvement>,
 }
 
@@ -97,26 +97,30 @@ pub fn search(
     guide: Option<&LearnedPolicy>,
     watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>,
 ) -> Found {
-    Walk::new(problem, starts, limits, guide, (0, &Common::default())).run(watch)
+    let course = Course { problem, starts, limits, guide, started: Instant::now() };
+    Walk::new(&course, &Common::default()).run(watch)
 }
 
 /// The same by several walks at once, each on a thread of its own and with other random moves. At times each goes on from the best
-/// plan of them all.
+/// plan of them all. Of the starts one is the best.
 pub(crate) fn search_together(
     problem: Problem<'_>,
-    starts: &[Plan],
+    (starts, best): (&[Plan], &Plan),
     limits: Limits,
     guide: Option<&LearnedPolicy>,
     walks: usize,
 ) -> Found {
     let common = &Common::default();
-    let walk = |number: usize| {
-        let limits = Limits { seed: limits.seed.wrapping_add(number as u64), ..limits };
-        Walk::new(problem, starts, limits, guide, (number, common)).run(&mut |_| ControlFlow::Continue(()))
-    };
+    let course = &Course { problem, starts, limits, guide, started: Instant::now() };
+    let quietly = &|_: &Improvement| ControlFlow::Continue(());
     thread::scope(|scope| {
-        let others: Vec<_> = (1..walks).map(|number| scope.spawn(move || walk(number))).collect();
-        let first = walk(0);
+        let others = (1..walks).map(|number| {
+            let walk = move || Walk::beside(course, common, best, number).run(&mut { quietly });
+            thread::Builder::new().spawn_scoped(scope, walk)
+        });
+        // Where the system refuses a thread, there are fewer.
+        let others: Vec<_> = others.filter_map(Result::ok).collect();
+        let first = Walk::new(course, common).run(&mut { quietly });
         let others = others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
         others.fold(first, Found::and)
     })

@@ -7,8 +7,6 @@
 #[cfg(test)]
 mod direct;
 
-use std::time::Instant;
-
 use crate::estimate::Estimator;
 use crate::hardware::SlowTiers;
 use crate::lineage::{Lineage, WindowId};
@@ -195,23 +193,23 @@ impl<'a> Sweep<'a> {
 
     /// Lets `policy` decide everything that is left.
     pub fn decide(&mut self, policy: &mut dyn Policy) {
-        self.decide_until(policy, None);
+        self.decide_until(policy, &|| false);
     }
 
-    /// Lets `policy` decide what is left, as far as it comes until `deadline`, if there is one. Whether that is everything.
-    pub(crate) fn decide_until(&mut self, policy: &mut dyn Policy, deadline: Option<Instant>) -> bool {
+    /// Lets `policy` decide what is left until `is_over` says so after a decision. Whether that was everything.
+    pub(crate) fn decide_until(&mut self, policy: &mut dyn Policy, is_over: &dyn Fn() -> bool) -> bool {
         self.described = policy.reads_features();
         if policy.weighs_waiting() != self.asks_to_wait() {
             self.patient_until = if policy.weighs_waiting() { 0 } else { usize::MAX };
             self.advance();
         }
         while let Some(pressure) = self.pressure() {
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                break;
-            }
             match policy.choose(&pressure) {
                 Some(choice) => self.take(choice),
                 None => self.give_up(),
+            }
+            if is_over() {
+                break;
             }
         }
         self.described = true;

@@ -245,9 +245,8 @@ impl Contest<'_> {
             // Its search has a guide and several starts: other moves, which take other times.
             let starts: Vec<Plan> = [&alone.planned.plan].into_iter().chain(&seed).cloned().collect();
             let pace = LazyCell::new(|| Pace::of(problem, &starts, contestant.policy.learned().as_ref()));
-            let mut portfolio = Vec::new();
-            let planner =
-                self.planner(contestant, field, alone.time, &mut portfolio, |time| self.limits(|| &pace, time));
+            let in_time = self.in_time(contestant, field, &alone);
+            let planner = self.planner(&in_time, |time| self.limits(|| &pace, time));
             plans.push(alone);
             if let Chosen::Learned { .. } = contestant.policy {
                 let unasked = || decoded_by(&mut Unasked(contestant.make()));
@@ -271,40 +270,38 @@ impl Contest<'_> {
         Some(report)
     }
 
-    /// The planner as it would be under a limit of wall time on one idle core, where one decode takes `decode`: as many decodes as it
-    /// would begin, of the portfolio the baselines that would be done in time, and the evaluations that fit into what is left.
-    fn planner<'p>(
-        &self,
-        contestant: &Contestant,
-        field: &Field,
-        decode: Duration,
-        portfolio: &'p mut Vec<&'static str>,
-        limits: impl Fn(Duration) -> Limits,
-    ) -> Planner<'p> {
+    /// What the planner would come to under a limit of wall time on one idle core, where `alone` is the greedy decode.
+    fn in_time(&self, contestant: &Contestant, field: &Field, alone: &Made) -> InTime {
+        let until = |share| self.planner_time.mul_f64(share);
         // A baseline has one plan.
         let decodes_max = if let Chosen::Learned { .. } = contestant.policy { self.decodes } else { 0 };
-        if self.search_plans.is_some() {
-            return Planner { decodes: decodes_max, limits: limits(Duration::ZERO), ..Planner::default() };
-        }
-        if self.planner_time.is_zero() {
-            return Planner::decoding(decodes_max, self.seed);
-        }
-        let until = |share| self.planner_time.mul_f64(share);
-        let (mut spent, mut decodes) = (decode, 0);
+        let (decode, mut spent, mut decodes, mut asked) = (alone.time, alone.time, 0, Vec::new());
         while decodes < decodes_max && spent < until(DECODES_SHARE) && spent + decode <= until(PORTFOLIO_SHARE) {
             spent += decode;
             decodes += 1;
         }
-        portfolio.clear();
         for name in PORTFOLIO {
             if spent >= until(PORTFOLIO_SHARE) {
                 break;
             }
             let time = field.time_of(name).expect("every name in a portfolio is a baseline's");
-            spent += time.min(until(BASELINE_SHARE));
-            portfolio.extend((time <= until(BASELINE_SHARE)).then_some(name));
+            let is_given_up = time > until(BASELINE_SHARE) && alone.planned.fits();
+            spent += if is_given_up { until(BASELINE_SHARE) } else { time };
+            asked.extend((!is_given_up).then_some(name));
         }
-        Planner { decodes, portfolio, limits: limits(self.planner_time.saturating_sub(spent)), threads: 1 }
+        InTime { decodes_max, decodes, asked, left: self.planner_time.saturating_sub(spent) }
+    }
+
+    /// The planner that does what there is time for.
+    fn planner<'t>(&self, in_time: &'t InTime, limits: impl Fn(Duration) -> Limits) -> Planner<'t> {
+        let &InTime { decodes_max, decodes, ref asked, left } = in_time;
+        if self.search_plans.is_some() {
+            Planner { decodes: decodes_max, limits: limits(Duration::ZERO), ..Planner::default() }
+        } else if self.planner_time.is_zero() {
+            Planner::decoding(decodes_max, self.seed)
+        } else {
+            Planner { decodes, portfolio: asked, limits: limits(left), threads: 1 }
+        }
     }
 
     /// What a search may take. Its pace is asked for only where time limits it, not a number of plans.
@@ -330,6 +327,17 @@ impl Contest<'_> {
             report.reference = better;
         }
     }
+}
+
+/// What a planner has time for.
+struct InTime {
+    /// Decodes beside the greedy one that are wanted, and those that would be begun.
+    decodes_max: u64,
+    decodes: u64,
+    /// Baselines that would be done.
+    asked: Vec<&'static str>,
+    /// What is left for the search.
+    left: Duration,
 }
 
 /// How fast searches are at a point.

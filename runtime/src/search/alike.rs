@@ -73,11 +73,15 @@ impl Alike {
         (&self.groups[group as usize], pass as usize, position as usize)
     }
 
-    /// Every way to evict a stretch of a group.
-    fn offers(&self, problem: &Problem<'_>) -> Vec<Offer> {
+    /// Every way to evict a stretch of a group, as far as `plan` keeps it.
+    fn offers(&self, problem: &Problem<'_>, plan: &Plan) -> Vec<Offer> {
         let mut offers = Vec::new();
         for group in &self.groups {
-            for stretch in stretches(group) {
+            for mut stretch in stretches(group) {
+                stretch.retain(|&id| plan.action(id) == Action::Keep);
+                if stretch.is_empty() {
+                    continue;
+                }
                 for action in [Action::Swap, Action::Recompute] {
                     if problem.allows(stretch[0], action) {
                         offers.push(Offer { windows: stretch.clone(), action, ns_per_byte: 0.0 });
@@ -89,15 +93,19 @@ impl Alike {
     }
 }
 
-/// A plan that evicts together what is alike, in stretches of layers: whatever adds least to the makespan per byte by which the
-/// peak falls, until the budget is held, nothing helps, or `is_over` says so of the runs of the timeline so far. With it, how many
-/// those were.
-pub(super) fn evict_alike(problem: &Problem<'_>, alike: &Alike, is_over: impl Fn(u64) -> bool) -> (Plan, u64) {
+/// What `plan` evicts and, together, what is alike, in stretches of layers: whatever adds least to the makespan per byte by which
+/// the peak falls, until the budget is held, nothing helps, or `is_over` says so of the runs of the timeline so far. With it, how
+/// many those were.
+pub(super) fn evict_alike(
+    problem: &Problem<'_>,
+    alike: &Alike,
+    mut plan: Plan,
+    is_over: impl Fn(u64) -> bool,
+) -> (Plan, u64) {
     let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
     let mut predict = |plan: &Plan| timeline.predict(plan, problem.budget_bytes);
-    let mut plan = Plan::keep_all(problem.lineage.windows().len());
     let (mut now, mut evaluations) = (predict(&plan), 1);
-    let mut offers = alike.offers(problem);
+    let mut offers = alike.offers(problem, &plan);
     while now.over_budget_bytes > 0 && !is_over(evaluations) {
         // A price hardly falls: what was dear before is asked again only where nothing cheaper is left.
         offers.sort_by(|a, b| a.ns_per_byte.total_cmp(&b.ns_per_byte));
@@ -300,7 +308,8 @@ mod tests {
                 Problem { trace: &trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
             let windows: Vec<WindowId> = (0..lineage.windows().len() as u32).map(WindowId).collect();
             let alike = Alike::of(&problem, &windows);
-            let (plan, evaluations) = evict_alike(&problem, &alike, |_| false);
+            let nothing = Plan::keep_all(windows.len());
+            let (plan, evaluations) = evict_alike(&problem, &alike, nothing, |_| false);
             let prediction = Timeline::new(&trace, &lineage, problem.tiers).predict(&plan, budget_bytes);
             assert_eq!(prediction.over_budget_bytes, 0, "{passes} passes");
             // An activation's one window: the same layers in every pass.
@@ -324,10 +333,20 @@ mod tests {
         let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions: ActionSet::ALL };
         let windows: Vec<WindowId> = (0..lineage.windows().len() as u32).map(WindowId).collect();
         let alike = Alike::of(&problem, &windows);
-        let ((_, whole), (plan, some)) =
-            (evict_alike(&problem, &alike, |_| false), evict_alike(&problem, &alike, |evaluations| evaluations == 3));
+        let nothing = || Plan::keep_all(windows.len());
+        let ((complete, whole), (begun, some)) = (
+            evict_alike(&problem, &alike, nothing(), |_| false),
+            evict_alike(&problem, &alike, nothing(), |evaluations| evaluations == 3),
+        );
         assert!(some == 3 && whole > 3, "{some} of {whole}");
-        let is_evicted = |&id: &WindowId| plan.action(id) != Action::Keep;
-        assert!(windows.iter().any(is_evicted), "the best of what was asked is taken");
+        let evicted = |plan: &Plan| windows.iter().filter(|&&id| plan.action(id) != Action::Keep).count();
+        assert!(evicted(&begun) > 0, "the best of what was asked is taken");
+        // And goes on from there.
+        let (from_there, _) = evict_alike(&problem, &alike, begun.clone(), |_| false);
+        let stays = |&&id: &&WindowId| begun.action(id) != Action::Keep && from_there.action(id) == begun.action(id);
+        assert_eq!(windows.iter().filter(stays).count(), evicted(&begun), "what is evicted stays so");
+        let over_bytes = |plan| Timeline::new(&trace, &lineage, tiers).predict(plan, budget_bytes).over_budget_bytes;
+        assert!(over_bytes(&begun) > 0 && over_bytes(&from_there) == 0);
+        assert_eq!(evicted(&from_there), evicted(&complete));
     }
 }

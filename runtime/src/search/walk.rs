@@ -1,6 +1,7 @@
 //! One walk of the search: which moves there are, which of them it takes, what it has found.
 
 use std::ops::ControlFlow;
+use std::slice;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -37,6 +38,8 @@ const ALIKE_EVICTIONS_MAX: usize = 3;
 /// The share of the limits by which the plan that evicts alike what is alike must have been found: of a model without layers, every
 /// window is one of its kind, and there is more to be gained by other moves.
 const EVICT_ALIKE_SHARE: f64 = 0.5;
+/// The share of what is left that evicting more of them may take where a plan is over the budget.
+const AGAIN_SHARE: f64 = 0.25;
 /// Windows that are guessed before all that are eligible are counted.
 const GUESSES: usize = 12;
 /// Moves between two looks at the clock.
@@ -51,7 +54,11 @@ const NONE: u32 = u32::MAX;
 
 pub(super) struct Walk<'a> {
     problem: Problem<'a>,
+    /// Those of the search, and which of them it begins at.
     starts: &'a [Plan],
+    starts_at: &'a [Plan],
+    /// Whether it is another than the first: that begins at the best of its starts.
+    is_beside: bool,
     limits: Limits,
     guide: Option<LearnedPolicy>,
     started: Instant,
@@ -64,8 +71,6 @@ pub(super) struct Walk<'a> {
     siblings: Vec<[u32; 2]>,
     /// Per window: how many of the donors evict it.
     evicted_by: Vec<u32>,
-    /// Which of the walks it is.
-    number: usize,
     common: &'a Common,
 
     plan: Plan,
@@ -101,37 +106,61 @@ impl Common {
     }
 }
 
+/// What walks of one search are about.
+pub(super) struct Course<'a> {
+    pub(super) problem: Problem<'a>,
+    pub(super) starts: &'a [Plan],
+    pub(super) limits: Limits,
+    pub(super) guide: Option<&'a LearnedPolicy>,
+    pub(super) started: Instant,
+}
+
 impl<'a> Walk<'a> {
-    pub(super) fn new(
-        problem: Problem<'a>,
-        starts: &'a [Plan],
-        limits: Limits,
-        guide: Option<&LearnedPolicy>,
-        (number, common): (usize, &'a Common),
-    ) -> Self {
-        let started = Instant::now();
-        let useful = weighty_windows(&problem, useful_windows(&problem));
-        let alike = Alike::of(&problem, &useful);
+    /// The walk that begins at the best of the starts and of a plan that evicts alike what is alike.
+    pub(super) fn new(course: &Course<'a>, common: &'a Common) -> Self {
+        let Course { problem, limits, started, .. } = *course;
+        let (useful, alike) = moved(&problem);
         let is_over = |evaluations| limits.spent(evaluations, started) >= EVICT_ALIKE_SHARE;
-        let (first, evaluations) = match starts.first() {
-            Some(start) if number > 0 => (start.clone(), 0),
-            _ => evict_alike(&problem, &alike, is_over),
-        };
-        let judge = Judge::new(problem, first, evaluations);
+        let nothing = Plan::keep_all(problem.lineage.windows().len());
+        let (first, evaluations) = evict_alike(&problem, &alike, nothing, is_over);
+        let mut walk = Walk::from(course, common, (useful, alike), Judge::new(problem, first, evaluations));
+        walk.starts_at = course.starts;
+        walk
+    }
+
+    /// One of those beside it: it knows the best of the starts and begins at another one.
+    pub(super) fn beside(course: &Course<'a>, common: &'a Common, best: &Plan, number: usize) -> Self {
+        let Course { problem, starts, limits, .. } = *course;
+        let limits = Limits { seed: limits.seed.wrapping_add(number as u64), ..limits };
+        let course = &Course { limits, ..*course };
+        let mut walk = Walk::from(course, common, moved(&problem), Judge::new(problem, best.clone(), 0));
+        walk.starts_at = slice::from_ref(&starts[(number - 1) % starts.len()]);
+        walk.is_beside = true;
+        walk
+    }
+
+    fn from(
+        course: &Course<'a>,
+        common: &'a Common,
+        (useful, alike): (Vec<WindowId>, Alike),
+        judge: Judge<'a>,
+    ) -> Self {
+        let Course { problem, starts, limits, guide, started } = *course;
         let (plan, prediction) = judge.best();
         Walk {
             problem,
             starts,
+            starts_at: &[],
+            is_beside: false,
             limits,
             guide: guide.map(|guide| guide.with_seed(limits.seed)),
             started,
-            deadline: limits.wall.map(|wall| started + wall),
+            deadline: limits.wall.and_then(|wall| started.checked_add(wall)),
             random: SplitMix64::new(limits.seed),
             useful,
             alike,
             siblings: siblings(&problem),
             evicted_by: vec![0; problem.lineage.windows().len()],
-            number,
             common,
             plan: plan.clone(),
             prediction,
@@ -149,7 +178,10 @@ impl<'a> Walk<'a> {
     pub(super) fn run(mut self, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) -> Found {
         self.curve.push(self.progress());
         if !self.useful.is_empty() {
-            for start in self.starts {
+            for start in self.starts_at {
+                if self.is_late() {
+                    break;
+                }
                 self.start_from(start);
             }
             if self.starts.is_empty() && self.prediction.over_budget_bytes > 0 {
@@ -172,6 +204,11 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Whether the time is over, where it is limited.
+    fn is_late(&self) -> bool {
+        is_past(self.deadline)
+    }
+
     /// The plans that it starts from, where there are several: what they do in some stretch is worth a try.
     fn donors(&self) -> &'a [Plan] {
         if self.starts.len() > 1 { self.starts } else { &[] }
@@ -182,15 +219,6 @@ impl<'a> Walk<'a> {
         self.stand();
         if self.prediction.over_budget_bytes > 0 {
             self.resweep_by_price(0.0);
-        }
-    }
-
-    /// Where it begins: the first walk at the best plan, the others one after another at what there was to start from.
-    fn begin(&mut self) {
-        let start = self.number.checked_sub(1).and_then(|other| self.starts.get(other % self.starts.len().max(1)));
-        match start {
-            Some(start) => self.start_from(start),
-            None => self.return_to_best(),
         }
     }
 
@@ -228,13 +256,12 @@ impl<'a> Walk<'a> {
 
     fn descend_all(&mut self, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) {
         for descent in 0..DESCENTS {
-            if descent == 0 {
-                self.begin();
-            } else {
+            if descent > 0 || !self.is_beside {
                 self.common.meet(&mut self.judge);
                 self.return_to_best();
             }
             self.drop_needless();
+            self.evict_alike_again();
             let first = self.spent();
             let last = first + (1.0 - first) / (DESCENTS - descent) as f64;
             self.descend(first, last, watch);
@@ -267,6 +294,22 @@ impl<'a> Walk<'a> {
             let after = self.predict_move();
             self.settle(after, 0.0);
         }
+    }
+
+    /// Where a plan is over the budget, for what it keeps now was worth that, evicts alike what else there is.
+    fn evict_alike_again(&mut self) {
+        if self.prediction.over_budget_bytes == 0 {
+            return;
+        }
+        let (limits, started, before) = (self.limits, self.started, self.judge.evaluations);
+        let until = self.spent() + AGAIN_SHARE * (1.0 - self.spent());
+        let is_over = |evaluations| limits.spent(before + evaluations, started) >= until;
+        let (plan, evaluations) = evict_alike(&self.problem, &self.alike, self.plan.clone(), is_over);
+        self.judge.evaluations += evaluations;
+        let best = self.judge.best().1;
+        let prediction = self.judge.predict(&plan);
+        self.take_down(best);
+        self.go_to(&plan, prediction);
     }
 
     fn descend(&mut self, first: f64, last: f64, watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>) {
@@ -629,11 +672,10 @@ impl<'a> Walk<'a> {
     fn resweep(&mut self, policy: &mut dyn Policy) {
         let sweep = &mut self.sweep;
         sweep.restart(&self.plan);
-        let is_decided = sweep.decide_until(policy, self.deadline);
-        if !is_decided {
-            // It is no plan, and there is no time for another.
-            sweep.give_up();
-        }
+        let deadline = self.deadline;
+        sweep.decide_until(policy, &|| is_past(deadline));
+        // Where there was no time for the rest.
+        sweep.give_up();
         self.plan.clone_from(sweep.plan());
         self.prediction = sweep.prediction();
         self.astray = true;
@@ -642,6 +684,17 @@ impl<'a> Walk<'a> {
         self.judge.note(&self.plan, &self.prediction);
         self.take_down(before);
     }
+}
+
+/// The windows that are moved, and which of them are alike.
+fn moved(problem: &Problem<'_>) -> (Vec<WindowId>, Alike) {
+    let useful = weighty_windows(problem, useful_windows(problem));
+    let alike = Alike::of(problem, &useful);
+    (useful, alike)
+}
+
+fn is_past(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// Per window: the previous and the next window of the same storage.
