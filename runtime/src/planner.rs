@@ -318,12 +318,12 @@ impl<'a> Planning<'a> {
                 (share, policy.with_seed(self.limits.seed.wrapping_add((sampled - greedy) as u64)))
             }
         };
-        // The greedy one is owed.
-        let is_late = || decode > 0 && self.left(PORTFOLIO_SHARE) <= self.stand().decode_time;
-        if decode > 0 && self.is_over(DECODES_SHARE) || is_late() {
+        let is_owed = decode == 0;
+        let is_late = || self.is_over(DECODES_SHARE) || self.left(PORTFOLIO_SHARE) <= self.stand().decode_time;
+        if !is_owed && is_late() {
             return;
         }
-        let is_over = || decode > 0 && self.left(PORTFOLIO_SHARE).is_zero();
+        let is_over = || !is_owed && self.left(PORTFOLIO_SHARE).is_zero();
         let Some(planned) = self.plan_within(share, &mut policy, &is_over) else { return };
         let mut stand = self.stand();
         stand.decode_time = Duration::from_nanos(planned.decide_ns);
