@@ -38,8 +38,7 @@ impl Planned {
 
     /// Whether it exceeds the budget by less, or by as much and takes less time.
     pub fn is_better_than(&self, other: &Planned) -> bool {
-        let rank = |planned: &Planned| (planned.prediction.over_budget_bytes, planned.prediction.makespan_ns);
-        rank(self) < rank(other)
+        self.prediction.rank() < other.prediction.rank()
     }
 }
 
@@ -258,8 +257,8 @@ struct Stand {
     fitting: Vec<Plan>,
     /// Baselines whose plans were offered.
     asked: Vec<&'static str>,
-    /// The best decode, and the share of the budget that it was made for.
-    best_decode: Option<(f64, Planned)>,
+    /// What the best decode is predicted to cost, and the share of the budget that it was made for.
+    best_decode: Option<(Prediction, f64)>,
     /// What the last decode took.
     decode_time: Duration,
 }
@@ -308,27 +307,27 @@ impl<'a> Planning<'a> {
     }
 
     fn decode(&self, decode: u64) {
+        let is_owed = decode == 0;
+        let is_late = || self.is_over(DECODES_SHARE) || self.left(PORTFOLIO_SHARE) <= self.stand().decode_time;
+        if !is_owed && is_late() {
+            return;
+        }
         let policy = self.policy.expect("a policy decodes");
         let greedy = 1 + if self.problem.actions.swap { BUDGET_SHARES.len() } else { 0 };
         let (share, mut policy) = match decode as usize {
             0 => (1.0, policy.clone()),
             roomy if roomy < greedy => (BUDGET_SHARES[roomy - 1], policy.clone()),
             sampled => {
-                let share = self.stand().best_decode.as_ref().map_or(1.0, |&(share, _)| share);
+                let share = self.stand().best_decode.map_or(1.0, |(_, share)| share);
                 (share, policy.with_seed(self.limits.seed.wrapping_add((sampled - greedy) as u64)))
             }
         };
-        let is_owed = decode == 0;
-        let is_late = || self.is_over(DECODES_SHARE) || self.left(PORTFOLIO_SHARE) <= self.stand().decode_time;
-        if !is_owed && is_late() {
-            return;
-        }
         let is_over = || !is_owed && self.left(PORTFOLIO_SHARE).is_zero();
         let Some(planned) = self.plan_within(share, &mut policy, &is_over) else { return };
         let mut stand = self.stand();
         stand.decode_time = Duration::from_nanos(planned.decide_ns);
-        if stand.best_decode.as_ref().is_none_or(|(_, best)| planned.is_better_than(best)) {
-            stand.best_decode = Some((share, planned.clone()));
+        if stand.best_decode.is_none_or(|(best, _)| planned.prediction.rank() < best.rank()) {
+            stand.best_decode = Some((planned.prediction, share));
         }
         stand.offer(LEARNED, planned);
     }
@@ -384,9 +383,9 @@ impl<'a> Planning<'a> {
         let mut stand = self.stand();
         let best = &stand.best.as_ref().expect("the first task makes a plan").planned;
         let starts = if best.fits() { &stand.fitting[..] } else { slice::from_ref(&best.plan) };
-        let found = search_together(self.problem, (starts, &best.plan), limits, self.policy, threads);
+        let Found { plan, prediction, .. } =
+            search_together(self.problem, (starts, &best.plan), limits, self.policy, threads);
         let by = if self.policy.is_some() { LEARNED_SEARCH } else { SEARCH };
-        let Found { plan, prediction, .. } = found;
         let decisions = best.decisions;
         stand.offer(by, Planned { plan, prediction, decisions, decide_ns: 0 });
     }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-const BLOCK: usize = 32;
+use crate::slack::{BLOCK, split};
 
 /// Values with the extremes of each block of them.
 #[derive(Clone, Debug, Default)]
@@ -49,16 +49,6 @@ impl Profile {
         let edges = edges.into_iter().flat_map(|edge| self.values[edge].iter());
         let peak = highest.chain(edges).copied().max()?;
         Some((self.first_above(range, peak - 1)?, peak))
-    }
-}
-
-/// Whole blocks in a range of indices, and the indices before and after them.
-fn split(range: Range<usize>) -> (Range<usize>, [Range<usize>; 2]) {
-    let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
-    if first < last {
-        (first..last, [range.start..first * BLOCK, last * BLOCK..range.end])
-    } else {
-        (0..0, [range.clone(), range.end..range.end])
     }
 }
 

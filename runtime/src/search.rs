@@ -27,7 +27,6 @@ use crate::learned::LearnedPolicy;
 use crate::plan::Plan;
 use crate::sweep::Problem;
 use crate::timeline::Prediction;
-use cost::rank;
 use walk::{Common, Course, Walk};
 
 /// When a search ends, and which of its random courses it takes. Without `wall`, the same seed and the same number of
@@ -51,6 +50,11 @@ impl Limits {
     /// As many evaluations as fit into `wall`.
     pub const fn wall(wall: Duration) -> Self {
         Limits { evaluations: u64::MAX, wall: Some(wall), seed: 0 }
+    }
+
+    /// Whether more time than there is has passed since then.
+    fn is_past(&self, started: Instant) -> bool {
+        self.wall.is_some_and(|wall| started.elapsed() >= wall)
     }
 
     /// The share that is used up by so many evaluations since then.
@@ -131,7 +135,7 @@ impl Found {
     fn and(self, other: Found) -> Found {
         let evaluations = self.evaluations + other.evaluations;
         let elapsed = self.elapsed.max(other.elapsed);
-        let best = if rank(&other.prediction) < rank(&self.prediction) { other } else { self };
+        let best = if other.prediction.rank() < self.prediction.rank() { other } else { self };
         Found { evaluations, elapsed, ..best }
     }
 }

@@ -6,6 +6,14 @@ use std::ops::Range;
 /// Indices in a block.
 pub(crate) const BLOCK: usize = 32;
 
+/// Whole blocks in a range of indices, and the indices before and after them, each in one block.
+pub(crate) fn split(range: Range<usize>) -> (Range<usize>, [Range<usize>; 2]) {
+    let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
+    let before = range.start..range.end.min(first * BLOCK);
+    let after = before.end.max(last * BLOCK)..range.end;
+    (first..last.max(first), [before, after])
+}
+
 /// Slack by operator index.
 #[derive(Debug)]
 pub(crate) struct Slack {
@@ -67,14 +75,10 @@ impl Slack {
 
     /// Adds `bytes` to every index of `range`.
     pub(crate) fn add(&mut self, range: Range<usize>, bytes: i64) {
-        let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
-        let before = range.start..range.end.min(first * BLOCK);
-        let after = before.end.max(last * BLOCK)..range.end;
-        if first < last {
-            self.added[first..last].iter_mut().for_each(|added| *added += bytes);
-            self.least[first..last].iter_mut().for_each(|least| *least += bytes);
-        }
-        for part in [before, after] {
+        let (blocks, edges) = split(range);
+        self.added[blocks.clone()].iter_mut().for_each(|added| *added += bytes);
+        self.least[blocks].iter_mut().for_each(|least| *least += bytes);
+        for part in edges {
             if !part.is_empty() {
                 self.add_part(part.start / BLOCK, part, bytes);
             }

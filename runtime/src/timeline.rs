@@ -96,6 +96,11 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// The order of plans: bytes over the budget first, then time.
+    pub fn rank(&self) -> (u64, u64) {
+        (self.over_budget_bytes, self.makespan_ns)
+    }
+
     /// The prediction of a plan that is given up, the same whichever way it was found to be too long.
     fn given_up(trace: &Trace, lineage: &Lineage, budget_bytes: u64) -> Self {
         let peak_bytes = lineage.keep_all_peak_bytes();

@@ -50,8 +50,7 @@ impl<'a> Incumbent<'a> {
             self.base.clone_from(plan);
             self.timeline.rebase(plan, self.problem.budget_bytes)
         };
-        let rank = |prediction: &Prediction| (prediction.over_budget_bytes, prediction.makespan_ns);
-        if rank(&prediction) < rank(&self.prediction) {
+        if prediction.rank() < self.prediction.rank() {
             self.plan.clone_from(plan);
             self.prediction = prediction;
         }

@@ -179,10 +179,7 @@ fn lowest_scored(
 /// it least. The first of equals.
 fn fastest_that_fits(problem: &Problem<'_>, first: Plan, others: impl IntoIterator<Item = Plan>) -> Plan {
     let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
-    let mut rank = |plan: &Plan| {
-        let prediction = timeline.predict(plan, problem.budget_bytes);
-        (prediction.over_budget_bytes, prediction.makespan_ns)
-    };
+    let mut rank = |plan: &Plan| timeline.predict(plan, problem.budget_bytes).rank();
     let mut best = (rank(&first), first);
     for plan in others {
         let rank = rank(&plan);

@@ -19,11 +19,6 @@ const PRICE_STEP: f64 = 0.005;
 /// Windows are light that together hold no more than this part of what has to be evicted.
 const LIGHT_SHARE: u64 = 100;
 
-/// The order of plans: bytes over the budget first, then time.
-pub(crate) fn rank(prediction: &Prediction) -> (u64, u64) {
-    (prediction.over_budget_bytes, prediction.makespan_ns)
-}
-
 /// Prices whole plans, counts how many, and remembers the best.
 pub(crate) struct Judge<'a> {
     problem: Problem<'a>,
@@ -99,7 +94,7 @@ impl<'a> Judge<'a> {
 
     /// Remembers `plan` if it is the best so far.
     pub(crate) fn note(&mut self, plan: &Plan, prediction: &Prediction) {
-        if rank(prediction) < rank(&self.best_prediction) {
+        if prediction.rank() < self.best_prediction.rank() {
             self.best.clone_from(plan);
             self.best_prediction = *prediction;
         }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::alike::{Alike, evict_alike};
-use super::cost::{Judge, NoisyPrice, rank, useful_windows, weighty_windows};
+use super::cost::{Judge, NoisyPrice, useful_windows, weighty_windows};
 use super::{Found, Improvement, Limits};
 use crate::learned::LearnedPolicy;
 use crate::lineage::WindowId;
@@ -62,7 +62,6 @@ pub(super) struct Walk<'a> {
     limits: Limits,
     guide: Option<LearnedPolicy>,
     started: Instant,
-    deadline: Option<Instant>,
     judge: Judge<'a>,
     random: SplitMix64,
     useful: Vec<WindowId>,
@@ -98,7 +97,7 @@ impl Common {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (plan, prediction) = judge.best();
         match &mut *told {
-            Some((best, best_prediction)) if rank(best_prediction) <= rank(&prediction) => {
+            Some((best, best_prediction)) if best_prediction.rank() <= prediction.rank() => {
                 judge.note(best, best_prediction)
             }
             told => *told = Some((plan.clone(), prediction)),
@@ -155,7 +154,6 @@ impl<'a> Walk<'a> {
             limits,
             guide: guide.map(|guide| guide.with_seed(limits.seed)),
             started,
-            deadline: limits.wall.and_then(|wall| started.checked_add(wall)),
             random: SplitMix64::new(limits.seed),
             useful,
             alike,
@@ -179,7 +177,7 @@ impl<'a> Walk<'a> {
         self.curve.push(self.progress());
         if !self.useful.is_empty() {
             for start in self.starts_at {
-                if self.is_late() {
+                if self.limits.is_past(self.started) {
                     break;
                 }
                 self.start_from(start);
@@ -202,11 +200,6 @@ impl<'a> Walk<'a> {
             elapsed: self.started.elapsed(),
             curve: self.curve,
         }
-    }
-
-    /// Whether the time is over, where it is limited.
-    fn is_late(&self) -> bool {
-        is_past(self.deadline)
     }
 
     /// The plans that it starts from, where there are several: what they do in some stretch is worth a try.
@@ -302,7 +295,8 @@ impl<'a> Walk<'a> {
             return;
         }
         let (limits, started, before) = (self.limits, self.started, self.judge.evaluations);
-        let until = self.spent() + AGAIN_SHARE * (1.0 - self.spent());
+        let spent = self.spent();
+        let until = spent + AGAIN_SHARE * (1.0 - spent);
         let is_over = |evaluations| limits.spent(before + evaluations, started) >= until;
         let (plan, evaluations) = evict_alike(&self.problem, &self.alike, self.plan.clone(), is_over);
         self.judge.evaluations += evaluations;
@@ -672,8 +666,7 @@ impl<'a> Walk<'a> {
     fn resweep(&mut self, policy: &mut dyn Policy) {
         let sweep = &mut self.sweep;
         sweep.restart(&self.plan);
-        let deadline = self.deadline;
-        sweep.decide_until(policy, &|| is_past(deadline));
+        sweep.decide_until(policy, &|| self.limits.is_past(self.started));
         // Where there was no time for the rest.
         sweep.give_up();
         self.plan.clone_from(sweep.plan());
@@ -691,10 +684,6 @@ fn moved(problem: &Problem<'_>) -> (Vec<WindowId>, Alike) {
     let useful = weighty_windows(problem, useful_windows(problem));
     let alike = Alike::of(problem, &useful);
     (useful, alike)
-}
-
-fn is_past(deadline: Option<Instant>) -> bool {
-    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// Per window: the previous and the next window of the same storage.
