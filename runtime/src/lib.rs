@@ -20,6 +20,7 @@ pub mod hardware;
 pub mod import;
 pub mod learned;
 pub mod lineage;
+mod locks;
 mod moment;
 pub mod network;
 pub mod observation;

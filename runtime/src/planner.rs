@@ -5,12 +5,13 @@
 //! here.
 
 use std::slice;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::baselines::{BASELINES, KeepAll, baseline};
 use crate::learned::LearnedPolicy;
+use crate::locks::lock;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::search::{Found, Limits, search_together};
@@ -211,8 +212,7 @@ impl Planner<'_> {
         if !planning.has_fitting() {
             planning.carry_out(BASELINES.iter().map(|name| Task::Ask { name, is_owed: true }), threads);
         }
-        let stand = planning.stand.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let mut decided = stand.best.expect("the first task makes a plan");
+        let mut decided = planning.stand().best.take().expect("the first task makes a plan");
         decided.planned.decide_ns = started.elapsed().as_nanos() as u64;
         decided
     }
@@ -265,7 +265,7 @@ struct Stand {
 
 impl<'a> Planning<'a> {
     fn stand(&self) -> MutexGuard<'_, Stand> {
-        self.stand.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.stand)
     }
 
     /// Whether some plan holds the budget.
@@ -286,7 +286,7 @@ impl<'a> Planning<'a> {
     /// Carries tasks out in order, so many at a time, or as many as there are threads to be had.
     fn carry_out<'t>(&self, tasks: impl Iterator<Item = Task<'t>> + Send, threads: usize) {
         let tasks = Mutex::new(tasks);
-        let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let next = || lock(&tasks).next();
         let work = || {
             while let Some(task) = next() {
                 match task {

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::slice;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use super::alike::{Alike, evict_alike};
@@ -10,6 +10,7 @@ use super::cost::{Judge, NoisyPrice, useful_windows, weighty_windows};
 use super::{Found, Improvement, Limits};
 use crate::learned::LearnedPolicy;
 use crate::lineage::WindowId;
+use crate::locks::lock;
 use crate::plan::{Action, Plan};
 use crate::policy::Policy;
 use crate::random::SplitMix64;
@@ -94,7 +95,7 @@ pub(super) struct Common(Mutex<Option<(Plan, Prediction)>>);
 impl Common {
     /// Tells of a plan, and goes over to the best that was told of.
     fn meet(&self, judge: &mut Judge<'_>) {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = lock(&self.0);
         let (plan, prediction) = judge.best();
         match &mut *told {
             Some((best, best_prediction)) if best_prediction.rank() <= prediction.rank() => {

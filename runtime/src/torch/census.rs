@@ -3,10 +3,11 @@
 //! A census decides nothing and evicts nothing. It keeps recipes as an executor would whose plan recomputes everything,
 //! so it also shows what observing costs at the most: benches/interceptor.rs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::session::{Observer, Session, SessionError, Wish, operator_name};
 use super::shim::{self, Entry, RawOperator, Recipe};
+use crate::locks::lock;
 
 /// What a census counted of one operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +98,7 @@ impl Census {
 
 impl Counting {
     fn lock(&self) -> MutexGuard<'_, Counted> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.counted)
     }
 }
 

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use super::driver::Shared;
 use super::parts::Divider;
 use super::program::{Follows, put};
-use super::runtime::{Keeper, lock};
+use super::runtime::Keeper;
 use super::session::{Observer, Relay, SessionError, operator_name};
 use super::shim::{self, Entry, RawOperator};
+use crate::locks::lock;
 use crate::period::{PeriodDetector, Step};
 use crate::trace::Phase;
 

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use super::driver::{Driver, Ended, Shared};
 use super::program::{Follows, put};
-use super::runtime::{Keeper, Next, lock};
+use super::runtime::{Keeper, Next};
 use super::session::{Observer, Relay, SessionError};
 use super::shim::{self, RawOperator};
+use crate::locks::lock;
 use crate::trace::Phase;
 
 /// Iterations in a row that are not known, though they train like the one before, after which their preludes are divided from them.

@@ -1,7 +1,7 @@
 //! Records iterations of a training loop and makes a trace of them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use tch::Tensor;
@@ -9,6 +9,7 @@ use tch::Tensor;
 use super::recording::{RecordedIteration, Recording, trace_of};
 use super::session::{Observer, Session, SessionError, Wish};
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
+use crate::locks::lock;
 use crate::trace::{Class, Trace};
 
 /// Why iterations did not make a trace.
@@ -41,7 +42,7 @@ struct Listener(Mutex<Recording>);
 
 impl Listener {
     fn lock(&self) -> MutexGuard<'_, Recording> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn absorb_freed(recording: &mut Recording) {

@@ -22,7 +22,7 @@
 
 use std::marker::PhantomData;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tch::Device;
@@ -40,6 +40,7 @@ use super::shim;
 use crate::baselines::BASELINES;
 use crate::file::{FileError, write_whole};
 use crate::hardware::{Link, SlowTiers};
+use crate::locks::lock;
 use crate::plan::ActionSet;
 use crate::planner::Planner;
 use crate::policy_file::PolicyFile;
@@ -533,10 +534,6 @@ impl Drop for Detecting {
             eprintln!("plimsoll: {error}");
         }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@ use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use tch::{Cuda, Device, Kind, TchError, Tensor};
 
 use super::shim::{self, Audit, Callbacks, DeviceCounts, RawOperator, ShimError};
+use crate::locks::lock;
 
 /// Why a training loop could not be observed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -306,10 +307,6 @@ impl Drop for Listening {
 /// An operator's name, by the shim's number.
 pub(crate) fn operator_name(name: u32) -> String {
     lock(&NAMES)[name as usize].clone()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls the active observer, if any. A panic in it must not unwind into C++.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::channel::{Channel, CopiedBy};
@@ -15,6 +15,7 @@ use super::spill::SpillFile;
 use super::ticket::{Completion, Done, Promise, Ticket};
 use super::{CopyEngine, CopyError, DeviceBytes, Slab, SlowCopy, TierUse};
 use crate::hardware::{Link, Tier};
+use crate::locks::lock;
 
 /// Bytes that go through memory at a time, each way. All the memory that the tier takes.
 const BOUNCE_BYTES: usize = 2 << 20;
@@ -72,7 +73,7 @@ pub(super) struct FileSlab {
 
 impl Room {
     fn account(&self) -> MutexGuard<'_, Account> {
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.account)
     }
 
     fn take(&self, bytes: usize) -> Result<Vec<Range<u64>>, CopyError> {
@@ -171,7 +172,7 @@ impl Bounce {
     }
 
     fn lock(&self) -> BounceLock<'_> {
-        BounceLock { slab: &self.slab, _in_use: self.in_use.lock().unwrap_or_else(PoisonError::into_inner) }
+        BounceLock { slab: &self.slab, _in_use: lock(&self.in_use) }
     }
 }
 

@@ -7,11 +7,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::ticket::Done;
 use super::{CopyError, TierUse};
 use crate::hardware::Tier;
+use crate::locks::lock;
 
 /// Slabs are whole pages. A tier's limit is counted in them.
 pub const PAGE_BYTES: usize = 4096;
@@ -65,7 +66,7 @@ impl MemorySlab {
     }
 
     pub(super) fn last_uses(&self) -> MutexGuard<'_, LastUses> {
-        self.last_uses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.last_uses)
     }
 }
 
@@ -131,7 +132,7 @@ impl Pool {
     }
 
     fn account(&self) -> MutexGuard<'_, Account> {
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.account)
     }
 
     /// A slab of `bytes`, with the uses of its memory that may still be under way.

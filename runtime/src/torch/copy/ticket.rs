@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::CopyError;
 use super::device::RecordedEvent;
 use crate::hardware::Tier;
+use crate::locks::lock;
 
 /// A copy under way.
 #[derive(Clone, Debug)]
@@ -80,13 +81,13 @@ struct Settled {
 impl Completion {
     /// How it ended; none while it is under way.
     pub(super) fn outcome(&self) -> Option<Result<(), CopyError>> {
-        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let settled = lock(&self.settled).clone();
         settled.filter(|settled| settled.due.is_none_or(|due| due <= Instant::now())).map(|settled| settled.outcome)
     }
 
     /// Blocks until it has ended.
     pub(super) fn wait(&self) -> Result<(), CopyError> {
-        let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        let settled = lock(&self.settled);
         let under_way = |settled: &mut Option<_>| settled.is_none();
         let settled = self.told.wait_while(settled, under_way).unwrap_or_else(PoisonError::into_inner);
         let Settled { outcome, due } = settled.clone().expect("settled");
@@ -125,7 +126,7 @@ impl Promise {
     }
 
     fn settle_first(&self, settled: Settled) {
-        self.0.settled.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(settled);
+        lock(&self.0.settled).get_or_insert(settled);
         self.0.told.notify_all();
     }
 }

@@ -2,10 +2,11 @@
 //! reruns that this takes are made while nobody holds the driver.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::{Driver, Ended, Wanted};
+use crate::locks::lock;
 use crate::torch::program::Follows;
 use crate::torch::recompute::{Job, Rebuild};
 use crate::torch::residency::{Ending, Fault, Written};
@@ -35,7 +36,7 @@ impl Shared {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Driver> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Starts an iteration within `line_bytes`.
