@@ -222,11 +222,11 @@ class Model(nn.Module):
         return checkpoint(layer, hidden, use_reentrant=False, context_fn=keep_products)
 
 
-def share_work(model, how, device):
+def share_work(model, how, device, backend):
     """The model of this process among those that share its work."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group(backend)
     if how == "replicated":
         return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
     mesh = torch.distributed.device_mesh.init_device_mesh(device, (torch.distributed.get_world_size(),))
@@ -346,6 +346,7 @@ def main():
     parser.add_argument("--streams", action="store_true")
     parser.add_argument("--past-dispatcher", choices=["graphs", "addresses", "functions"])
     parser.add_argument("--shared", choices=["replicated", "sharded", "split"])
+    parser.add_argument("--backend", default="gloo")
     asked = parser.parse_args()
 
     runtime = None
@@ -362,7 +363,7 @@ def main():
         # One layer, of sizes that are symbols to the compiler.
         model.layers.layers[1] = torch.compile(model.layers.layers[1], dynamic=True)
     if asked.shared:
-        model = share_work(model, asked.shared, asked.device)
+        model = share_work(model, asked.shared, asked.device, asked.backend)
     adam = dict(lr=1e-3, fused=asked.fused or None)
     optimizer = Hooked(model.parameters()) if asked.hooked else torch.optim.AdamW(model.parameters(), **adam)
     losses = []

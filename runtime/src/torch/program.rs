@@ -797,10 +797,10 @@ impl Program {
             && self.steps().get(self.step).is_some_and(|&(before, _)| before as usize <= self.operator)
     }
 
-    /// Whether its latest operator has read something out.
+    /// Whether its latest operator has read something out. Before its first one it may have, as a loss between iterations.
     pub(crate) fn has_read_out(&self) -> bool {
         let latest = self.operator.checked_sub(1);
-        latest.is_some_and(|latest| self.ladder.rung().known.trace.operators[latest].is_read_out())
+        latest.is_none_or(|latest| self.ladder.rung().known.trace.operators[latest].is_read_out())
     }
 
     /// The storages of `first` and of the instructions that move together with it. Takes those as well.
