@@ -8,7 +8,7 @@
 mod instructions;
 mod shared;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 pub(crate) use self::shared::{Open, Shared};
@@ -140,7 +140,7 @@ pub(crate) struct Driver {
     survivors: HashMap<Entry, Local>,
     /// What programs call the storages that others leave them.
     legacies: Legacies,
-    orphans: Vec<Entry>,
+    orphans: BTreeSet<Entry>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
     /// Whether every operator's recipe is kept while nothing is planned.
@@ -172,7 +172,7 @@ impl Driver {
             follows: Follows::Unheard,
             survivors: HashMap::new(),
             legacies: Legacies::default(),
-            orphans: Vec::new(),
+            orphans: BTreeSet::new(),
             refusal: None,
             keeps_recipes: false,
             keeps_all_recipes: false,
@@ -234,12 +234,12 @@ impl Driver {
         let Driver { residency, programs, recording, orphans, .. } = self;
         for entry in residency.drain_died() {
             programs.iter_mut().for_each(|program| program.freed(entry));
+            let was_told = orphans.remove(&entry);
             if let Some(recording) = recording
-                && !orphans.contains(&entry)
+                && !was_told
             {
                 recording.freed(entry);
             }
-            orphans.retain(|orphan| *orphan != entry);
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl Driver {
             return Ok(());
         }
         let suspects: Vec<Entry> = match self.recording {
-            Some(_) => self.residency.held().to_vec(),
+            Some(_) => self.residency.held().iter().copied().collect(),
             // Programs ask for no more than what should be gone by now.
             None => {
                 let matching = self.programs.iter().filter(|program| program.matches);
@@ -265,7 +265,7 @@ impl Driver {
                 recording.freed(entry);
             }
             self.programs.iter_mut().for_each(|program| program.freed(entry));
-            self.orphans.push(entry);
+            self.orphans.insert(entry);
             self.residency.relinquish(entry)?;
         }
         self.absorb_deaths()

@@ -125,7 +125,7 @@ pub(crate) struct Residency {
     /// Versions that stand beside the program, oldest first.
     pub(super) beside: Vec<VersionId>,
     pub(super) dropped: BTreeSet<VersionId>,
-    held: Vec<Entry>,
+    held: BTreeSet<Entry>,
     /// Offloads whose bytes a plan takes for released: they are when somebody needs them.
     pub(super) unreleased: VecDeque<Entry>,
     /// Why nothing is swapped any more in this iteration.
@@ -160,7 +160,7 @@ impl Residency {
             offloading: VecDeque::new(),
             beside: Vec::new(),
             dropped: BTreeSet::new(),
-            held: Vec::new(),
+            held: BTreeSet::new(),
             unreleased: VecDeque::new(),
             swap_refused: None,
             rebuilds: 0,
@@ -235,7 +235,7 @@ impl Residency {
     }
 
     /// Storages held for the sake of dropped ones.
-    pub(crate) fn held(&self) -> &[Entry] {
+    pub(crate) fn held(&self) -> &BTreeSet<Entry> {
         &self.held
     }
 
@@ -317,7 +317,7 @@ impl Residency {
         for custody in self.ancestry.take_custody() {
             match custody {
                 Custody::Hold(entry) => match shim::hold(entry) {
-                    Ok(()) => self.held.push(entry),
+                    Ok(()) => _ = self.held.insert(entry),
                     Err(error) => {
                         // It has died, and nobody has been told yet: in another thread, or as what libtorch's allocator did
                         // not give out.
@@ -328,7 +328,7 @@ impl Residency {
                     }
                 },
                 Custody::Unhold(entry) => {
-                    self.held.retain(|held| *held != entry);
+                    self.held.remove(&entry);
                     shim::unhold(entry)?;
                 }
             }
