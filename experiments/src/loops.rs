@@ -11,7 +11,7 @@ use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::recording::record;
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::workload::Workload;
-use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
+use plimsoll_runtime::torch::settings::set_deterministic;
 use plimsoll_runtime::torch::{CopyEngine, HostEngine, Session};
 use plimsoll_runtime::{Link, Trace};
 use tch::{Device, TchError};
@@ -97,24 +97,21 @@ pub struct OpenDevice {
 }
 
 impl OpenDevice {
-    /// Opens the device `name`, on a GPU with kernels of that determinism.
-    pub fn open(name: DeviceName, determinism: Determinism) -> anyhow::Result<Self> {
+    /// Opens the device `name`.
+    pub fn open(name: DeviceName) -> anyhow::Result<Self> {
         let device = name.open()?;
         let session = Session::install_on(device)?;
-        if device != Device::Cpu {
-            set_deterministic(determinism);
-        }
         Ok(OpenDevice { session, device, engines: Engines::open(name, PAGE_LOCKED_LIMIT_BYTES)? })
     }
 
-    /// The link between the device and its slow tier, measured now.
-    pub fn measured_link(&self) -> anyhow::Result<Link> {
-        Ok(CopyTable::measured_link(&self.engines, self.device)?)
+    /// The link between the device and its slow tier that plans reckon with, measured now.
+    pub fn reckoned_link(&self) -> anyhow::Result<Link> {
+        Ok(CopyTable::reckoned_link(&self.engines, self.device)?)
     }
 
-    /// Where copies go: the tiers that were opened for them, or else those of the device, measured now.
+    /// Where copies go: the tiers that were opened for them, or else those of the device, as plans reckon with them.
     pub fn tiers(&self, opened: Option<OpenTiers>) -> anyhow::Result<OpenTiers> {
-        opened.map_or_else(|| Ok(OpenTiers::of_device(self.measured_link()?)), Ok)
+        opened.map_or_else(|| Ok(OpenTiers::of_device(self.reckoned_link()?)), Ok)
     }
 
     /// What `run` comes to, and what it takes until the device has done all of it.
@@ -144,17 +141,19 @@ pub struct RecordedLoop {
     pub losses: Vec<f64>,
 }
 
-/// Builds a workload from its configuration.
+/// Builds a workload from its configuration, whose bits will be compared: on a GPU with the most deterministic kernels it has.
 pub fn build(config: &FamilyConfig, name: &str, device: Device, seed: u64) -> anyhow::Result<Box<dyn Workload>> {
     let workload = config.workload(name)?;
+    if device != Device::Cpu {
+        set_deterministic(workload.determinism());
+    }
     workload.build_as(name, device, seed, config.manner).with_context(|| format!("workload {name}"))
 }
 
 impl RecordedLoop {
     /// Builds the workload `name` and records it.
     pub fn open(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
-        // Runs are compared bit for bit.
-        let on = OpenDevice::open(flags.device, Determinism::Preferred)?;
+        let on = OpenDevice::open(flags.device)?;
         let mut workload = build(config, name, on.device, flags.seed)?;
         let (trace, losses) = record(on.session, workload.as_mut(), iterations, &flags.device.product())
             .with_context(|| format!("workload {name}"))?;

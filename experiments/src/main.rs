@@ -130,6 +130,20 @@ fn keep_freed_memory() {
     }
 }
 
+/// What libtorch takes from the environment before a GPU's first matrix product, where nobody says otherwise.
+fn settle_matrix_products() {
+    let settings = [
+        // So that they give the same bits in every run.
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+        // So that no memory is taken late, by the first product of its kind on another thread, in the midst of what is measured.
+        ("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1"),
+    ];
+    for (name, value) in settings.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
+        // SAFETY: there is no second thread yet.
+        unsafe { std::env::set_var(name, value) };
+    }
+}
+
 /// Ends quietly where what reads our output has had enough, as `plimsoll behaviour TRACE | head`: like other tools of the
 /// command line, by the signal that Rust ignores unless told.
 fn end_with_the_reader() {
@@ -143,6 +157,7 @@ fn end_with_the_reader() {
 fn main() -> std::process::ExitCode {
     end_with_the_reader();
     keep_freed_memory();
+    settle_matrix_products();
     match run(Arguments::parse().command) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {

@@ -58,6 +58,13 @@ impl Link {
         }
     }
 
+    /// The same at so much of its bandwidth.
+    pub fn at_share(self, share: f64) -> Self {
+        let [offload_bytes_per_s, prefetch_bytes_per_s] =
+            [self.offload_bytes_per_s, self.prefetch_bytes_per_s].map(|rate| share * rate);
+        Link { offload_bytes_per_s, prefetch_bytes_per_s, ..self }
+    }
+
     /// Compute time that a copy of `bytes` costs.
     pub fn contention_ns(&self, bytes: u64) -> u64 {
         let of_bytes_ns = (bytes as f64 * self.contention_ns_per_byte) as u64;
@@ -239,6 +246,14 @@ mod tests {
         }
         assert_eq!(Link::symmetric(f64::INFINITY, 7).offload_ns(1 << 30), 7);
         assert_eq!(Link::symmetric(2e9, 5).prefetch_ns(4_000), 2_005);
+    }
+
+    #[test]
+    fn at_half_of_its_bandwidth_bytes_take_twice_as_long_and_the_rest_does_not() {
+        let link = Link { each_ns: 30, contention_each_ns: 7, ..Link::symmetric(1e9, 5) };
+        let half = link.at_share(0.5);
+        assert_eq!((half.offload_ns(100), half.prefetch_ns(100)), (235, 235));
+        assert_eq!(half.contention_ns(100), link.contention_ns(100));
     }
 
     #[test]

@@ -76,6 +76,11 @@ enum Way {
     Back,
 }
 
+/// Of a device's measured bandwidth, plans reckon with so much. The fastest plans let copies end just as compute needs what they bring,
+/// by the times that operators took when they were recorded. A host that issues them a little faster than then makes compute wait for
+/// each of those copies, and one that is slower gains nothing.
+const RECKONED_SHARE: f64 = 0.9;
+
 impl CopyTable {
     /// Sizes that tell latency from bandwidth.
     const LINK_SIZES: [usize; 2] = [64 << 10, 32 << 20];
@@ -89,11 +94,11 @@ impl CopyTable {
         Ok(CopyTable { rates, queueing_ns: bed.queueing_ns()? })
     }
 
-    /// The link between `device` and its slow tier, measured now.
-    pub fn measured_link(engines: &Engines, device: Device) -> Result<Link, CopyProbeError> {
+    /// The link between `device` and its slow tier that plans reckon with, measured now.
+    pub fn reckoned_link(engines: &Engines, device: Device) -> Result<Link, CopyProbeError> {
         match device {
             Device::Cpu => Ok(HostEngine::probe()),
-            device => Ok(Self::measure(engines, device, &Self::LINK_SIZES)?.link(device)),
+            device => Ok(Self::measure(engines, device, &Self::LINK_SIZES)?.link(device).at_share(RECKONED_SHARE)),
         }
     }
 

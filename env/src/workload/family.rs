@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use plimsoll_runtime::torch::settings::Determinism;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tch::{Device, TchError};
@@ -122,6 +123,15 @@ impl WorkloadConfig {
         manner: Manner,
     ) -> Result<Box<dyn Workload>, TchError> {
         Ok(Box::new(Loop::new(self.member(), self.family().name(), name, device, seed, manner)?))
+    }
+
+    /// The most that its operators have kernels for on a GPU.
+    pub fn determinism(&self) -> Determinism {
+        match self {
+            WorkloadConfig::Gpt(_) => Determinism::Required,
+            // libtorch calls the backward pass of max-pooling nondeterministic, for one, and has no other.
+            _ => Determinism::Preferred,
+        }
     }
 
     /// Says which key holds a value that no workload can have.

@@ -170,10 +170,6 @@ fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<
     for policy in &arguments.policy {
         command.arg("--policy").arg(policy);
     }
-    // So that matrix products give the same bits in every run.
-    command.env("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
-    // So that none is taken late, by the first product of its kind on another thread, in the midst of what is measured.
-    command.env("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1");
     command.env("RUST_BACKTRACE", "1").stdin(Stdio::null()).stdout(Stdio::null());
     let complaints_at = arguments.out.join("stderr.txt");
     command.stderr(std::fs::File::create(&complaints_at).with_context(|| complaints_at.display().to_string())?);

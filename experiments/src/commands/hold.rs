@@ -13,7 +13,6 @@ use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::torch::report::Course;
-use plimsoll_runtime::torch::settings::Determinism;
 use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime};
 use serde::Serialize;
 
@@ -170,7 +169,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let emulated = arguments.link.is_emulated();
     let tiers = arguments.tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
-    let on = OpenDevice::open(arguments.flags.device, Determinism::Preferred)?;
+    let on = OpenDevice::open(arguments.flags.device)?;
     let ground = Ground { tiers: on.tiers(tiers)?, on };
     let bar = progress::bar((configs.len() * arguments.budget.len()) as u64, "holding budgets");
     let mut points = Vec::new();

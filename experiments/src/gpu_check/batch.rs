@@ -42,7 +42,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     if bed.is_cpu() {
         return findings.not_run("libtorch does not bound what a program takes of the CPU's memory");
     }
-    let link = bed.on.measured_link()?;
+    let link = bed.on.reckoned_link()?;
     let own = bed.member.config.batch();
     bed.on.session.empty_device_cache()?;
     bed.on.session.reset_device_peak();

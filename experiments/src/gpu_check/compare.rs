@@ -15,7 +15,7 @@ use plimsoll_runtime::timetable::Timetable;
 use plimsoll_runtime::{ActionSet, Decided, Plan, Planner, Timeline, Trace};
 use serde_json::Value;
 
-use super::bench::Bench;
+use super::bench::{Bench, MEASURED, MEASURED_WELL};
 use super::overlap::Noted;
 use super::{Bed, Findings, Request};
 use crate::chosen::Chosen;
@@ -23,11 +23,12 @@ use crate::chrome::{Subject, chrome_trace, noted_trace};
 
 /// Budgets as shares of the keep-all peak.
 const RATIOS: [f64; 4] = [0.6, 0.45, 0.8, 0.3];
-/// Baselines, most telling first; learned policies come before them.
+/// Of what the forward pass saves for the backward pass, learned policies are asked to do without so much as well.
+const CUTS: [f64; 2] = [0.6, 0.8];
+/// Baselines, most telling first, and at the end the one whose plans take longest; learned policies come before them.
 const BASELINES: [&str; 13] = [
     "capuchin",
     "dtr",
-    "vdnn-all",
     "chen",
     "dtr-swap",
     "superneurons",
@@ -38,6 +39,7 @@ const BASELINES: [&str; 13] = [
     "msps",
     "largest",
     "megengine",
+    "vdnn-all",
 ];
 
 /// Everything evicted that may be, whatever it costs: last, for on a large model it costs the most.
@@ -58,14 +60,20 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     let keep_all = Chosen::parse("keep-all")?.plan(instance.problem(), &Planner::default());
     bench.measure(&instance, 1.0, "keep-all", &keep_all, findings)?;
     let mut drawn = false;
+    let peak_bytes = instance.trace.peak_bytes as f64;
+    let saved_share = instance.trace.saved_peak_bytes() as f64 / peak_bytes;
+    findings.set("saved_share", saved_share)?;
     let mut policies = request.learned(&instance.trace.family)?;
     policies.extend(BASELINES.map(Chosen::Baseline));
     for policy in policies {
-        for ratio in RATIOS {
+        let is_learned = matches!(policy, Chosen::Learned { .. });
+        bench.measured = if is_learned { MEASURED_WELL } else { MEASURED };
+        let cuts = CUTS.iter().filter(|_| is_learned).map(|cut| 1.0 - cut * saved_share);
+        for ratio in RATIOS.into_iter().chain(cuts) {
             if request.deadline.is_over() {
                 return findings.set("cut_short", true);
             }
-            instance.budget_bytes = (ratio * instance.trace.peak_bytes as f64) as u64;
+            instance.budget_bytes = (ratio * peak_bytes) as u64;
             let decided = policy.plan(instance.problem(), &Planner::default());
             if !drawn && decided.planned.fits() {
                 drawn = true;

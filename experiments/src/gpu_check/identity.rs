@@ -77,7 +77,7 @@ struct ActionNames {
 
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
-    let link = bed.on.measured_link()?;
+    let link = bed.on.reckoned_link()?;
     findings.set("link", link)?;
     let untouched = Outcome::untouched(bed, 2)?;
     let again = Outcome::untouched(bed, 2)?;

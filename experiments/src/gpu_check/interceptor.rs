@@ -26,7 +26,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let (trace, _) = bed.record(workload.as_mut(), 3)?;
     let lineage = Lineage::of(&trace);
     let keep_all = Plan::keep_all(lineage.windows().len());
-    let (schedule, _) = Timeline::new(&trace, &lineage, bed.on.measured_link()?).schedule(&keep_all, u64::MAX);
+    let (schedule, _) = Timeline::new(&trace, &lineage, bed.on.reckoned_link()?).schedule(&keep_all, u64::MAX);
     let engine = bed.on.engines.engine(None)?;
     let mut executor = Executor::new(bed.on.session, &trace, &lineage, &keep_all, schedule, engine);
     let (mut plain, mut watched) = (Vec::new(), Vec::new());

@@ -140,7 +140,7 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
         asked["optimizer"] = optimizer.into();
         asked["config"]["batch"] = 1.into();
     }
-    asked["strict"] = (member.determinism == Determinism::Required).into();
+    asked["strict"] = (member.config.determinism() == Determinism::Required).into();
     asked["policy"] = serde_json::to_value(policy)?;
     let mut job = |budget_bytes: Option<u64>| {
         asked["budget_bytes"] = budget_bytes.into();

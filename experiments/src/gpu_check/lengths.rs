@@ -48,7 +48,7 @@ struct LeftAlone {
 
 /// Runs the part.
 pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
-    let link = bed.on.measured_link()?;
+    let link = bed.on.reckoned_link()?;
     LOOPS.into_iter().try_for_each(|one| run_one(one, bed, link, request, findings))
 }
 

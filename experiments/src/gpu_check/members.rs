@@ -6,7 +6,6 @@ use anyhow::bail;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::workload::{Manner, WorkloadConfig};
-use plimsoll_runtime::torch::settings::Determinism;
 
 /// The configurations: there is no repository where a check runs.
 const CONFIGURATIONS: [(&str, &str); 4] = [
@@ -28,8 +27,6 @@ pub struct Member {
     pub config: WorkloadConfig,
     /// How it is run.
     pub manner: Manner,
-    /// What to ask for where bits are compared.
-    pub determinism: Determinism,
 }
 
 /// The loop of that name.
@@ -39,10 +36,7 @@ pub fn member(name: &str) -> anyhow::Result<Member> {
         let mut family = FamilyConfig::parse(Path::new(configuration), text)?;
         if let Some(config) = family.workloads.remove(workload) {
             let manner = Manner { bf16: mixed || family.manner.bf16, ..family.manner };
-            // libtorch calls the backward pass of max-pooling nondeterministic, and has no other.
-            let strict = matches!(config, WorkloadConfig::Gpt(_));
-            let determinism = if strict { Determinism::Required } else { Determinism::Preferred };
-            return Ok(Member { name: name.to_owned(), configuration, config, manner, determinism });
+            return Ok(Member { name: name.to_owned(), configuration, config, manner });
         }
     }
     bail!("--member {name}: there is no such loop")
@@ -52,7 +46,9 @@ pub fn member(name: &str) -> anyhow::Result<Member> {
 pub fn names(device: DeviceName) -> &'static [&'static str] {
     match device {
         DeviceName::Cpu => &["gpt-tiny", "resnet-tiny"],
-        DeviceName::Cuda(_) => &["gpt2-medium", "resnet50", "gpt2-small", "resnet152", "gpt2-large"],
+        DeviceName::Cuda(_) => {
+            &["gpt2-medium", "resnet50", "gpt2-small", "resnet152", "gpt2-large", "gpt2-medium-batch-32"]
+        }
     }
 }
 

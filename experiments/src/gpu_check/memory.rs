@@ -25,7 +25,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     if bed.is_cpu() {
         return findings.not_run("libtorch does not bound what a program takes of the CPU's memory");
     }
-    let link = bed.on.measured_link()?;
+    let link = bed.on.reckoned_link()?;
     let untouched = losses(bed)?;
     let reserved_bytes = bed.on.session.device_counts().reserved_peak_bytes;
     findings.set("untouched_reserved_bytes", reserved_bytes)?;

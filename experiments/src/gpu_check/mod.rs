@@ -28,7 +28,7 @@ use clap::ValueEnum;
 use plimsoll_env::device::{DeviceName, cuda_devices};
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::{Manner, Workload, WorkloadConfig};
-use plimsoll_runtime::torch::settings::Determinism;
+use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{Link, Trace};
 use serde::{Deserialize, Serialize, Serializer};
@@ -92,9 +92,11 @@ impl Part {
             };
         let fast = Determinism::NotAsked;
         match self {
-            Part::Identity => on(member.determinism, findings, &identity::run),
-            Part::Memory => on(member.determinism, findings, &memory::run),
-            Part::Lengths => on(member.determinism, findings, &|bed, findings| lengths::run(bed, request, findings)),
+            Part::Identity => on(member.config.determinism(), findings, &identity::run),
+            Part::Memory => on(member.config.determinism(), findings, &memory::run),
+            Part::Lengths => {
+                on(member.config.determinism(), findings, &|bed, findings| lengths::run(bed, request, findings))
+            }
             Part::Probe => probe::run(request, findings),
             Part::Compare => on(fast, findings, &|bed, findings| compare::run(bed, request, findings)),
             Part::Pytorch => match pytorch::run(request, member, findings)? {
@@ -278,7 +280,11 @@ struct Bed<'a> {
 
 impl<'a> Bed<'a> {
     fn open(request: &Request, member: &'a Member, determinism: Determinism) -> anyhow::Result<Self> {
-        Ok(Bed { member, name: request.device, on: OpenDevice::open(request.device, determinism)? })
+        let on = OpenDevice::open(request.device)?;
+        if on.device != Device::Cpu {
+            set_deterministic(determinism);
+        }
+        Ok(Bed { member, name: request.device, on })
     }
 
     fn is_cpu(&self) -> bool {

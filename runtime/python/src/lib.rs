@@ -59,7 +59,7 @@ fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyR
     let place = device.open().map_err(runtime_error)?;
     torch::Session::install_on(place).map_err(runtime_error)?;
     let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
-    let link = CopyTable::measured_link(&engines, place).map_err(runtime_error)?;
+    let link = CopyTable::reckoned_link(&engines, place).map_err(runtime_error)?;
     Ok(builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link))
 }
 
