@@ -11,7 +11,7 @@ use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::recording::record;
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::workload::Workload;
-use plimsoll_runtime::torch::settings::set_deterministic;
+use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
 use plimsoll_runtime::torch::{CopyEngine, HostEngine, Session};
 use plimsoll_runtime::{Link, Trace};
 use tch::{Device, TchError};
@@ -104,6 +104,13 @@ impl OpenDevice {
         Ok(OpenDevice { session, device, engines: Engines::open(name, PAGE_LOCKED_LIMIT_BYTES)? })
     }
 
+    /// From now on a GPU's kernels are of that determinism.
+    pub fn ask_for(&self, determinism: Determinism) {
+        if self.device != Device::Cpu {
+            set_deterministic(determinism);
+        }
+    }
+
     /// The link between the device and its slow tier that plans reckon with, measured now.
     pub fn reckoned_link(&self) -> anyhow::Result<Link> {
         Ok(CopyTable::reckoned_link(&self.engines, self.device)?)
@@ -141,12 +148,9 @@ pub struct RecordedLoop {
     pub losses: Vec<f64>,
 }
 
-/// Builds a workload from its configuration, whose bits will be compared: on a GPU with the most deterministic kernels it has.
+/// Builds a workload from its configuration.
 pub fn build(config: &FamilyConfig, name: &str, device: Device, seed: u64) -> anyhow::Result<Box<dyn Workload>> {
     let workload = config.workload(name)?;
-    if device != Device::Cpu {
-        set_deterministic(workload.determinism());
-    }
     workload.build_as(name, device, seed, config.manner).with_context(|| format!("workload {name}"))
 }
 
@@ -154,6 +158,8 @@ impl RecordedLoop {
     /// Builds the workload `name` and records it.
     pub fn open(config: &FamilyConfig, name: &str, flags: &LoopFlags, iterations: usize) -> anyhow::Result<Self> {
         let on = OpenDevice::open(flags.device)?;
+        // Runs are compared bit for bit.
+        on.ask_for(config.workload(name)?.determinism());
         let mut workload = build(config, name, on.device, flags.seed)?;
         let (trace, losses) = record(on.session, workload.as_mut(), iterations, &flags.device.product())
             .with_context(|| format!("workload {name}"))?;

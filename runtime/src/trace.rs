@@ -208,20 +208,6 @@ impl Trace {
         Ok(path)
     }
 
-    /// Peak bytes of what the forward pass makes and the backward pass reads.
-    pub fn saved_peak_bytes(&self) -> u64 {
-        let saved = |storage: &Storage| if storage.class == Class::Activation { storage.bytes } else { 0 };
-        let of = |ids: &[StorageId]| ids.iter().map(|id| saved(&self.storages[id.index()])).sum::<u64>();
-        let mut now: u64 = self.storages[..self.initial_storages as usize].iter().map(saved).sum();
-        let mut peak = now;
-        for operator in &self.operators {
-            now += of(&operator.creates);
-            peak = peak.max(now);
-            now -= of(&operator.frees);
-        }
-        peak
-    }
-
     /// Bytes allocated when the iteration begins.
     pub(crate) fn start_bytes(&self) -> u64 {
         let initial = &self.storages[..self.initial_storages as usize];
@@ -391,23 +377,6 @@ mod tests {
         let mut trace = trace(&[WRITE, READ]);
         trace.operators[1].accesses.push(WRITE);
         assert_eq!(trace.check(), Err("operator 1 lists twice storage 0".into()));
-    }
-
-    #[test]
-    fn the_peak_of_what_is_saved_leaves_everything_else_out() {
-        let mut trace = trace(&[READ; 4]);
-        let add = |bytes, class| Storage { bytes, class, locked: None };
-        trace.storages.extend([add(5, Class::Activation), add(100, Class::Temporary), add(3, Class::Activation)]);
-        trace.storages.push(add(4, Class::Activation));
-        let [saved, other, more, last] = [1, 2, 3, 4].map(StorageId);
-        for (operator, (creates, frees)) in trace.operators.iter_mut().zip([
-            (vec![saved, other], vec![]),
-            (vec![more], vec![saved]),
-            (vec![last], vec![]),
-        ]) {
-            (operator.creates, operator.frees) = (creates, frees);
-        }
-        assert_eq!((trace.check(), trace.saved_peak_bytes()), (Ok(()), 8));
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl Canvas<'_> {
             let y = top + ROW_HEIGHT * row as f64;
             let (born, died) = self.history.life(block);
             let (start, end) = (self.x(born), self.x(died));
-            let place = Kind::ALL.iter().position(|&kind| kind == block.kind).expect("the list is complete");
+            let place = block.kind.place();
             let colour = COLOURS[place];
             let bar = ROW_HEIGHT - 2.0;
             let pale = if block.accesses.is_empty() { 0.8 } else { 0.35 };

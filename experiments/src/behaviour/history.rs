@@ -42,6 +42,11 @@ impl Kind {
         Kind::Unknown,
     ];
 
+    /// Its place in [`Kind::ALL`].
+    pub fn place(self) -> usize {
+        Kind::ALL.iter().position(|&kind| kind == self).expect("the list is complete")
+    }
+
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
@@ -146,7 +151,7 @@ impl History {
     pub fn bytes_by_kind(&self) -> Vec<[u64; Kind::ALL.len()]> {
         let mut changes = vec![[0i64; Kind::ALL.len()]; self.ticks.len() + 1];
         for block in &self.blocks {
-            let kind = Kind::ALL.iter().position(|&kind| kind == block.kind).expect("the list is complete");
+            let kind = block.kind.place();
             let (born, died) = self.life(block);
             changes[born][kind] += block.bytes as i64;
             changes[died][kind] -= block.bytes as i64;
@@ -157,6 +162,11 @@ impl History {
             now.map(|bytes| bytes as u64)
         });
         running.collect()
+    }
+
+    /// Most bytes of a kind at once.
+    pub fn peak_bytes_of(&self, kind: Kind) -> u64 {
+        self.bytes_by_kind().iter().map(|bytes| bytes[kind.place()]).max().unwrap_or(0)
     }
 }
 
@@ -208,4 +218,30 @@ fn blocks(trace: &Trace) -> Vec<Block> {
     }
     // Empty storages take no memory.
     made.into_iter().flatten().chain(passing).filter(|block| block.bytes > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_of_what_is_saved_leaves_everything_else_out() {
+        let block = |bytes, kind, born, died| {
+            let label = String::new();
+            Block { bytes, kind, label, born: Some(born), died, accesses: Vec::new() }
+        };
+        let history = History {
+            subject: String::new(),
+            ticks: (0..9).collect(),
+            timed: false,
+            blocks: vec![
+                block(5, Kind::Activation, 0, Some(4)),
+                block(100, Kind::Temporary, 0, None),
+                block(3, Kind::Activation, 2, None),
+                block(4, Kind::Activation, 4, None),
+            ],
+            has_accesses: false,
+        };
+        assert_eq!(history.peak_bytes_of(Kind::Activation), 8);
+    }
 }

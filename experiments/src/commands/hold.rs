@@ -205,6 +205,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 impl KeepAll {
     fn run(config: &FamilyConfig, name: &str, ground: &Ground, arguments: &Arguments) -> anyhow::Result<Self> {
+        ground.on.ask_for(config.workload(name)?.determinism());
         let session = ground.on.session;
         let mut makespans_ns = Vec::with_capacity(arguments.iterations);
         let (mut peak_bytes, mut resident_bytes) = (0, 0);

@@ -18,6 +18,7 @@ use serde_json::Value;
 use super::bench::{Bench, MEASURED, MEASURED_WELL};
 use super::overlap::Noted;
 use super::{Bed, Findings, Request};
+use crate::behaviour::history::{History, Kind};
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace, noted_trace};
 
@@ -61,7 +62,8 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     bench.measure(&instance, 1.0, "keep-all", &keep_all, findings)?;
     let mut drawn = false;
     let peak_bytes = instance.trace.peak_bytes as f64;
-    let saved_share = instance.trace.saved_peak_bytes() as f64 / peak_bytes;
+    let saved_bytes = History::of_trace(&instance.trace).peak_bytes_of(Kind::Activation);
+    let saved_share = saved_bytes as f64 / peak_bytes;
     findings.set("saved_share", saved_share)?;
     let mut policies = request.learned(&instance.trace.family)?;
     policies.extend(BASELINES.map(Chosen::Baseline));

@@ -28,7 +28,7 @@ use clap::ValueEnum;
 use plimsoll_env::device::{DeviceName, cuda_devices};
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::{Manner, Workload, WorkloadConfig};
-use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
+use plimsoll_runtime::torch::settings::Determinism;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{Link, Trace};
 use serde::{Deserialize, Serialize, Serializer};
@@ -281,9 +281,7 @@ struct Bed<'a> {
 impl<'a> Bed<'a> {
     fn open(request: &Request, member: &'a Member, determinism: Determinism) -> anyhow::Result<Self> {
         let on = OpenDevice::open(request.device)?;
-        if on.device != Device::Cpu {
-            set_deterministic(determinism);
-        }
+        on.ask_for(determinism);
         Ok(Bed { member, name: request.device, on })
     }
 
