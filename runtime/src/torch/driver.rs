@@ -267,14 +267,18 @@ impl Driver {
             self.programs.iter_mut().for_each(|program| program.freed(entry));
             self.orphans.insert(entry);
             self.residency.relinquish(entry)?;
+            // What comes next may have been made from it.
+            self.absorb_deaths()?;
         }
-        self.absorb_deaths()
+        Ok(())
     }
 
     /// An operator is about to run.
     fn arrive(&mut self, operator: &RawOperator) -> Result<(), Fault> {
         let arrived = self.recording.is_some().then(Instant::now);
         self.absorb_deaths()?;
+        // A program that is followed is asked what it lets go of.
+        self.residency.hold_near(self.acts && self.leader.is_some())?;
         self.tell_orphans()?;
         if self.start_bytes.is_none() {
             let bytes = self.residency.bytes_if_resident();

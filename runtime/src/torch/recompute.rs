@@ -86,6 +86,9 @@ impl Residency {
         if self.look_whether_filled(entry, version)? {
             return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
         }
+        if !self.let_go(version)? {
+            return Err(Fault::Broken(format!("what {entry:?} is made from is gone")));
+        }
         // They are handed out again in the order of one stream, and others may still read them.
         shim::join_streams()?;
         shim::park(entry)?;

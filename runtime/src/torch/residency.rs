@@ -336,16 +336,45 @@ impl Residency {
         taken
     }
 
+    /// Whether what stands is held for dropped storages though it could be made again, for a program that is followed tells when it
+    /// lets go of that; roots alone otherwise.
+    pub(crate) fn hold_near(&mut self, near: bool) -> Result<(), Fault> {
+        let mut held = self.ancestry.hold_near(near).into_iter();
+        held.try_for_each(|version| self.hold_above(version).map(drop))
+    }
+
+    /// Holds what a version is made from in its stead, if it is held though it could be made again. Whether it was.
+    fn hold_above(&mut self, version: VersionId) -> Result<bool, Fault> {
+        while self.ancestry.anchor_above(version) {
+            // Something of it may have died meanwhile, in another thread.
+            let is_anchored = self.take_custody().is_ok();
+            self.ancestry.let_go(version, is_anchored);
+            self.take_custody()?;
+            if is_anchored {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What a storage holds is about to go. Where dropped storages are to be rebuilt from it, what it is made from is held in its stead,
+    /// or what was made from it. Whether they can do without it.
+    pub(super) fn let_go(&mut self, version: VersionId) -> Result<bool, Fault> {
+        if !self.ancestry.is_held(version) || self.hold_above(version)? {
+            return Ok(true);
+        }
+        let is_relinquished = self.ancestry.relinquish(version);
+        self.take_custody()?;
+        Ok(is_relinquished)
+    }
+
     /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it.
     pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<(), Fault> {
         let live = self.live(entry)?;
-        if live.users + live.awaited == 0
-            && let Some(version) = live.version
-            && self.ancestry.relinquish(version)
-        {
-            self.take_custody()?;
+        match live.version {
+            Some(version) if live.users + live.awaited == 0 => self.let_go(version).map(drop),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// An operator waits for these storages to be made ready.
@@ -455,10 +484,9 @@ impl Residency {
     /// stands in storages of its own, those serve in its stead.
     pub(crate) fn at_risk(&mut self, accesses: &[RawAccess]) -> Result<Option<VersionId>, Fault> {
         while let Some(root) = self.written_root(accesses) {
-            if !self.ancestry.relinquish(root) {
+            if !self.let_go(root)? {
                 return Ok(self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next());
             }
-            self.take_custody()?;
         }
         Ok(None)
     }
