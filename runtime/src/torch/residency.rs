@@ -275,8 +275,11 @@ impl Residency {
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
         while std::mem::take(&mut more) {
+            shim::take_freed(&mut self.freed);
+            if self.freed.is_empty() {
+                return Ok(());
+            }
             let (mut freed, mut used) = (std::mem::take(&mut self.freed), Vec::new());
-            shim::take_freed(&mut freed);
             for entry in freed.drain(..) {
                 if self.get(entry).is_some_and(|live| live.users > 0) {
                     used.push(entry);
