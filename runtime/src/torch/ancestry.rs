@@ -25,6 +25,9 @@ pub(crate) struct Version {
     /// The storage.
     pub(crate) entry: Entry,
     pub(crate) bytes: u64,
+    /// Whether it is a gradient. Autograd adds in place only to what nobody else refers to: to hold one that could be made again would
+    /// change what the program runs.
+    is_gradient: bool,
     /// What makes it again; none for a root.
     pub(crate) maker: Option<MakerId>,
     /// Whether its storage lives and still holds it.
@@ -164,10 +167,11 @@ impl<R> Ancestry<R> {
     }
 
     /// A version that `entry` holds from now on, made by nothing that is known.
-    pub(crate) fn add_version(&mut self, entry: Entry, bytes: u64) -> VersionId {
+    pub(crate) fn add_version(&mut self, entry: Entry, bytes: u64, is_gradient: bool) -> VersionId {
         let version = Version {
             entry,
             bytes,
+            is_gradient,
             maker: None,
             is_current: true,
             is_dropped: false,
@@ -427,9 +431,9 @@ impl<R> Ancestry<R> {
             if anchored.anchors > 1 {
                 continue;
             }
-            let stands = anchored.is_current && !anchored.is_dropped;
+            let serves = near && anchored.is_current && !anchored.is_dropped && !anchored.is_gradient;
             match anchored.maker {
-                Some(maker) if rebuildable && !(near && stands) => self.anchor_through(maker, &mut stack),
+                Some(maker) if rebuildable && !serves => self.anchor_through(maker, &mut stack),
                 _ => {
                     assert!(anchored.is_current, "a version that is gone anchors nothing");
                     anchored.hold = if rebuildable { Hold::Near } else { Hold::Root };
@@ -623,7 +627,7 @@ mod tests {
     /// x ─► y ─► z, with a recipe for each but x.
     fn chain() -> (Ancestry<()>, [VersionId; 3]) {
         let mut ancestry = Ancestry::new();
-        let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
         ancestry.add_maker((), &[Some(x)], &[y], 10);
         ancestry.add_maker((), &[Some(y)], &[z], 20);
         (ancestry, [x, y, z])
@@ -665,6 +669,18 @@ mod tests {
     }
 
     #[test]
+    fn a_gradient_is_not_held_where_it_could_be_made_again() {
+        let mut ancestry = Ancestry::new();
+        let [x, y, z] = [(1, false), (2, true), (3, true)]
+            .map(|(number, is_gradient)| ancestry.add_version(Entry::numbered(number), 8, is_gradient));
+        ancestry.add_maker((), &[Some(x)], &[y], 10);
+        ancestry.add_maker((), &[Some(y)], &[z], 20);
+        ancestry.hold_near(true);
+        ancestry.drop_bytes(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(1))]);
+    }
+
+    #[test]
     fn what_stands_is_all_there_is_to_hold_once_its_root_is_lost() {
         let (mut ancestry, [x, y, z]) = chain();
         ancestry.hold_near(true);
@@ -694,7 +710,7 @@ mod tests {
     fn what_is_missing_is_made_again_in_the_order_of_the_program_and_once() {
         let (mut ancestry, [x, y, z]) = chain();
         // Written over z, beside what was read from it before.
-        let [read, over, goal] = [4, 5, 6].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let [read, over, goal] = [4, 5, 6].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
         let reads = ancestry.add_maker((), &[Some(z), Some(y)], &[read], 1);
         let writes = ancestry.add_maker((), &[Some(z)], &[over], 1);
         let last = ancestry.add_maker((), &[Some(over), Some(read), Some(x)], &[goal], 1);
@@ -730,7 +746,7 @@ mod tests {
     #[test]
     fn what_stands_at_some_remove_is_held_where_nothing_nearer_does() {
         let (mut ancestry, [x, y, z]) = chain();
-        let w = ancestry.add_version(Entry::numbered(4), 8);
+        let w = ancestry.add_version(Entry::numbered(4), 8, false);
         ancestry.add_maker((), &[Some(z)], &[w], 30);
         ancestry.drop_bytes(w);
         ancestry.lose(y);
@@ -745,7 +761,7 @@ mod tests {
     #[test]
     fn what_was_only_wanted_for_another_that_stands_is_not_held_in_the_roots_stead() {
         let mut ancestry = Ancestry::new();
-        let [x, y, z, w, gone] = [1, 2, 3, 4, 5].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let [x, y, z, w, gone] = [1, 2, 3, 4, 5].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
         let forgotten = ancestry.add_maker((), &[Some(x)], &[gone], 1);
         ancestry.add_maker((), &[Some(x)], &[y], 1);
         ancestry.lose(gone);
@@ -809,8 +825,8 @@ mod tests {
     #[test]
     fn makers_keep_what_they_read_and_made_when_others_are_forgotten() {
         let (mut ancestry, [x, y, z]) = chain();
-        let [a, b] = [8, 9].map(|number| ancestry.add_version(Entry::numbered(number), 8));
-        let lost = ancestry.add_version(Entry::numbered(7), 8);
+        let [a, b] = [8, 9].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
+        let lost = ancestry.add_version(Entry::numbered(7), 8, false);
         ancestry.add_maker((), &[Some(lost)], &[a], 1);
         let kept = ancestry.add_maker((), &[Some(x), None, Some(z)], &[b], 1);
         ancestry.lose(lost);
@@ -824,10 +840,10 @@ mod tests {
     #[test]
     fn a_chain_of_any_length_is_walked_without_recursion() {
         let mut ancestry = Ancestry::new();
-        let root = ancestry.add_version(Entry::numbered(1), 8);
+        let root = ancestry.add_version(Entry::numbered(1), 8, false);
         let mut last = root;
         for number in 2..100_000 {
-            let next = ancestry.add_version(Entry::numbered(number), 8);
+            let next = ancestry.add_version(Entry::numbered(number), 8, false);
             ancestry.add_maker((), &[Some(last)], &[next], 1);
             last = next;
         }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
 use super::shim::{Entry, RawOperator};
-use crate::lineage::{EVICTION_FLOOR_BYTES, Edges, Lineage, VersionId};
+use crate::lineage::{EVICTION_FLOOR_BYTES, Edges, Lineage, Version, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
 use crate::timeline::Prediction;
-use crate::trace::{OperatorId, StorageId, Trace};
+use crate::trace::{OperatorId, Phase, StorageId, Trace};
 
 /// A trace with its lineage.
 #[derive(Clone)]
@@ -887,9 +887,14 @@ fn recipes(trace: &Trace, lineage: &Lineage, plan: &Plan) -> Vec<Option<Need>> {
             *known = Some(until);
             let Some(producer) = lineage.version(version).producer else { continue };
             recipes[producer.index()] = Some(need);
-            let stands = |&input: &VersionId| lineage.version(input).until as usize >= until;
+            // A gradient that stands is not held: see `Ancestry`.
+            let serves = |&input: &VersionId| {
+                let Version { until: stands_until, producer, .. } = *lineage.version(input);
+                let is_gradient = producer.is_some_and(|maker| trace.operators[maker.index()].phase == Phase::Backward);
+                stands_until as usize >= until && !is_gradient
+            };
             let inputs = lineage.replay_inputs(producer).iter().copied();
-            stack.extend(inputs.filter(|input| need == Need::Spare || !stands(input)).map(|input| (input, until)));
+            stack.extend(inputs.filter(|input| need == Need::Spare || !serves(input)).map(|input| (input, until)));
         }
     }
     recipes

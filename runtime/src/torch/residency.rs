@@ -542,7 +542,7 @@ impl Residency {
         match live.version {
             Some(version) => Ok(version),
             None => {
-                let version = self.ancestry.add_version(entry, live.bytes);
+                let version = self.ancestry.add_version(entry, live.bytes, live.is_gradient);
                 self.live_mut(entry)?.version = Some(version);
                 Ok(version)
             }
