@@ -295,6 +295,7 @@ impl<R> Ancestry<R> {
 
     /// The storage of `version` drops its bytes, which it may, and which is not held.
     pub(crate) fn drop_bytes(&mut self, version: VersionId) {
+        debug_assert!(self.is_rebuildable(version));
         let seen = self.version(version);
         debug_assert!(seen.is_current && !seen.is_dropped && seen.hold == Hold::No);
         self.version_mut(version).is_dropped = true;

@@ -85,6 +85,11 @@ impl Residency {
         self.reactive.actions.swap && self.swap_refused.is_none()
     }
 
+    /// Whether there has always been room for what was swapped.
+    pub(crate) fn can_rely_on_swaps(&self) -> bool {
+        self.may_swap() && !self.was_swap_refused
+    }
+
     /// Evicts until `wanted_bytes` more fit under the line.
     pub(crate) fn relieve(&mut self, wanted_bytes: u64) -> Result<(), Fault> {
         loop {

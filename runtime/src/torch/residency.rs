@@ -130,6 +130,8 @@ pub(crate) struct Residency {
     pub(super) unreleased: VecDeque<Entry>,
     /// Why nothing is swapped any more in this iteration.
     pub(super) swap_refused: Option<CopyError>,
+    /// Whether that was so in an iteration before.
+    pub(super) was_swap_refused: bool,
     pub(super) rebuilds: u32,
     pub(crate) ending: Ending,
     /// Whether the line does not count: restoring everything takes more than the budget.
@@ -163,6 +165,7 @@ impl Residency {
             held: BTreeSet::new(),
             unreleased: VecDeque::new(),
             swap_refused: None,
+            was_swap_refused: false,
             rebuilds: 0,
             ending: Ending::No,
             exempt: false,
@@ -340,14 +343,16 @@ impl Residency {
     }
 
     /// Whether what stands is held for dropped storages though it could be made again, for a program that is followed tells when it
-    /// lets go of that; roots alone otherwise.
-    pub(crate) fn hold_near(&mut self, near: bool) -> Result<(), Fault> {
-        let mut held = self.ancestry.hold_near(near).into_iter();
-        held.try_for_each(|version| self.hold_above(version).map(drop))
+    /// lets go of that; roots alone otherwise. Returns whether anything was let go of.
+    pub(crate) fn hold_near(&mut self, near: bool) -> Result<bool, Fault> {
+        let held = self.ancestry.hold_near(near);
+        let is_any = !held.is_empty();
+        let gone: Vec<Result<bool, Fault>> = held.into_iter().map(|version| self.hold_above(version)).collect();
+        gone.into_iter().collect::<Result<Vec<bool>, Fault>>().map(|_| is_any)
     }
 
     /// Holds what a version is made from in its stead, if it is held though it could be made again. Whether it was.
-    fn hold_above(&mut self, version: VersionId) -> Result<bool, Fault> {
+    pub(super) fn hold_above(&mut self, version: VersionId) -> Result<bool, Fault> {
         while self.ancestry.anchor_above(version) {
             // Something of it may have died meanwhile, in another thread.
             let is_anchored = self.take_custody().is_ok();
@@ -362,7 +367,7 @@ impl Residency {
 
     /// What a storage holds is about to go. Where dropped storages are to be rebuilt from it, what it is made from is held in its stead,
     /// or what was made from it. Whether they can do without it.
-    pub(super) fn let_go(&mut self, version: VersionId) -> Result<bool, Fault> {
+    fn let_go(&mut self, version: VersionId) -> Result<bool, Fault> {
         if !self.ancestry.is_held(version) || self.hold_above(version)? {
             return Ok(true);
         }
@@ -371,13 +376,15 @@ impl Residency {
         Ok(is_relinquished)
     }
 
-    /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it.
-    pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<(), Fault> {
+    /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it. Whether nothing was
+    /// using it, so that this could be looked at.
+    pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<bool, Fault> {
         let live = self.live(entry)?;
-        match live.version {
-            Some(version) if live.users + live.awaited == 0 => self.let_go(version).map(drop),
-            _ => Ok(()),
+        let is_used = live.users + live.awaited > 0;
+        if let Some(version) = live.version.filter(|_| !is_used) {
+            self.let_go(version)?;
         }
+        Ok(!is_used)
     }
 
     /// An operator waits for these storages to be made ready.
@@ -613,7 +620,7 @@ impl Residency {
         self.live.iter_mut().flatten().for_each(|live| live.version = None);
         self.ancestry.clear();
         self.prune_at = MAKERS_MIN;
-        self.swap_refused = None;
+        self.was_swap_refused |= self.swap_refused.take().is_some();
     }
 
     /// The size of a storage now; one that changed its size past an operator's notice is locked from then on.
