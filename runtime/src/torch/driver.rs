@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(crate) use self::shared::{Open, Shared};
 use super::ancestry::MakerId;
 use super::ladder::{Fit, Rung};
-use super::program::{Follows, Need, Program};
+use super::program::{Follows, Program};
 use super::recompute::Rebuild;
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
 use super::report::{Course, IterationReport, Predicted};
@@ -141,8 +141,6 @@ pub(crate) struct Driver {
     /// What programs call the storages that others leave them.
     legacies: Legacies,
     orphans: BTreeSet<Entry>,
-    /// Held storages that the program should have let go of by now, and that are asked about until they go.
-    late: Vec<Entry>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
     /// Whether every operator's recipe is kept while nothing is planned.
@@ -175,7 +173,6 @@ impl Driver {
             survivors: HashMap::new(),
             legacies: Legacies::default(),
             orphans: BTreeSet::new(),
-            late: Vec::new(),
             refusal: None,
             keeps_recipes: false,
             keeps_all_recipes: false,
@@ -203,7 +200,6 @@ impl Driver {
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
-        self.late.clear();
         let before = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };
         self.started = Instant::now();
         self.residency.report = IterationReport::default();
@@ -253,53 +249,32 @@ impl Driver {
         if self.residency.held().is_empty() {
             return Ok(());
         }
-        let mut suspects = std::mem::take(&mut self.late);
-        let known = suspects.len();
-        match self.recording {
-            Some(_) => suspects.extend(self.residency.held()),
+        let suspects: Vec<Entry> = match self.recording {
+            Some(_) => self.residency.held().iter().copied().collect(),
             // Programs ask for no more than what should be gone by now.
             None => {
                 let matching = self.programs.iter().filter(|program| program.matches);
-                suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
+                matching.flat_map(Program::overdue).map(|(_, entry)| entry).collect()
             }
-        }
-        for (index, entry) in suspects.into_iter().enumerate() {
-            let was_told = self.orphans.contains(&entry);
-            if (was_told && index >= known) || !self.residency.held().contains(&entry) {
+        };
+        for entry in suspects {
+            if self.orphans.contains(&entry) || !self.residency.held().contains(&entry) || !shim::is_orphan(entry)? {
                 continue;
             }
-            if !shim::is_orphan(entry)? {
-                self.late.push(entry);
-                continue;
+            if let Some(recording) = &mut self.recording {
+                recording.freed(entry);
             }
-            if !was_told {
-                if let Some(recording) = &mut self.recording {
-                    recording.freed(entry);
-                }
-                self.programs.iter_mut().for_each(|program| program.freed(entry));
-                self.orphans.insert(entry);
-            }
-            if !self.residency.relinquish(entry)? {
-                self.late.push(entry);
-            }
-            // What comes next may have been made from it.
-            self.absorb_deaths()?;
+            self.programs.iter_mut().for_each(|program| program.freed(entry));
+            self.orphans.insert(entry);
+            self.residency.relinquish(entry)?;
         }
-        if self.recording.is_some() {
-            // All that is held is asked about next time.
-            self.late.retain(|entry| self.orphans.contains(entry));
-        }
-        Ok(())
+        self.absorb_deaths()
     }
 
     /// An operator is about to run.
     fn arrive(&mut self, operator: &RawOperator) -> Result<(), Fault> {
         let arrived = self.recording.is_some().then(Instant::now);
         self.absorb_deaths()?;
-        // A program that is followed is asked what it lets go of.
-        if self.residency.hold_near(self.acts && self.leader.is_some())? {
-            self.absorb_deaths()?;
-        }
         self.tell_orphans()?;
         if self.start_bytes.is_none() {
             let bytes = self.residency.bytes_if_resident();
@@ -451,10 +426,8 @@ impl Driver {
 
     fn wish(&self) -> Wish {
         let followed = self.leader.filter(|_| self.acts);
-        // Should the program depart from its plan, what cannot be made again can be swapped.
-        let least = if self.residency.can_rely_on_swaps() { Need::Rerun } else { Need::Spare };
         let recipe = self.keeps_all_recipes
-            || followed.map_or(self.keeps_recipes, |leader| self.programs[leader].wants_recipe(least));
+            || followed.map_or(self.keeps_recipes, |leader| self.programs[leader].wants_recipe());
         let watch = recipe || self.recording.is_some() && self.record != Record::Times;
         // What an operator costs that is known stands in its trace.
         let costs_wanted = recipe && self.leader.is_none();

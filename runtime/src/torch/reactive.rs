@@ -80,16 +80,6 @@ impl Residency {
         shim::live_bytes().saturating_add(bytes) <= self.reactive.line_bytes
     }
 
-    /// Whether storages may be swapped when bytes run out.
-    pub(crate) fn may_swap(&self) -> bool {
-        self.reactive.actions.swap && self.swap_refused.is_none()
-    }
-
-    /// Whether there has always been room for what was swapped.
-    pub(crate) fn can_rely_on_swaps(&self) -> bool {
-        self.may_swap() && !self.was_swap_refused
-    }
-
     /// Evicts until `wanted_bytes` more fit under the line.
     pub(crate) fn relieve(&mut self, wanted_bytes: u64) -> Result<(), Fault> {
         loop {
@@ -324,7 +314,7 @@ impl Residency {
         let (bytes, version) = (live.bytes, live.version);
         let may_drop = eligible != Eligible::Fresh && (eligible != Eligible::Idle || !live.is_gradient);
         let staleness_ns = now_ns - live.last_use_ns.min(now_ns);
-        let recompute = self.reactive.actions.recompute;
+        let ActionSet { swap, recompute } = self.reactive.actions;
         let link = &self.reactive.link;
         let transfer_ns = link.offload_ns(bytes) + link.prefetch_ns(bytes);
         let contention_ns = 2 * link.contention_ns(bytes);
@@ -348,7 +338,7 @@ impl Residency {
             dropped_children_bytes: children.map_or(0, |version| version.dropped_children_bytes),
             dropped_children_ns: children.map_or(0, |version| version.dropped_children_ns),
             used_again: true,
-            can_swap: self.may_swap(),
+            can_swap: swap && self.swap_refused.is_none(),
             can_recompute,
         }
     }
