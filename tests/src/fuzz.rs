@@ -8,12 +8,14 @@
 use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
+use std::time::Duration;
 
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
 use plimsoll_runtime::planner::Planner;
 use plimsoll_runtime::search::Limits;
-use plimsoll_runtime::torch::{Budget, CopiedBy, Executor, HostEngine, RecordError, Recorder, Runtime};
+use plimsoll_runtime::torch::copy::{Call, Fault, Faults, FaultyEngine};
+use plimsoll_runtime::torch::{Budget, CopiedBy, CopyError, Executor, HostEngine, RecordError, Recorder, Runtime};
 use plimsoll_runtime::trace::StorageId;
 use plimsoll_runtime::{ActionSet, Lineage, Link, Timeline, Trace};
 use rand::{RngExt, SeedableRng};
@@ -192,8 +194,10 @@ pub struct Tally {
     pub swapped_bytes: u64,
     /// Storages evicted because bytes ran out.
     pub evictions: u64,
-    /// Iterations that got an error because their budget was too small, and were run again within a larger one.
+    /// Iterations that got an error because their budget was too small, or the engine failed, and were run again within a larger one.
     pub refusals: u64,
+    /// Calls of the engine that went wrong.
+    pub failures: u64,
 }
 
 impl AddAssign for Tally {
@@ -203,6 +207,7 @@ impl AddAssign for Tally {
         self.swapped_bytes += other.swapped_bytes;
         self.evictions += other.evictions;
         self.refusals += other.refusals;
+        self.failures += other.failures;
     }
 }
 
@@ -213,6 +218,8 @@ pub enum Mode {
     Planned,
     /// Under a runtime with a random budget, decided for by a random baseline.
     Budgeted,
+    /// So, too, with an engine of which some calls fail, or from some call on all.
+    Faulty,
     /// So, too, with batches that are of another length in most iterations.
     Resized,
     /// So, too, in three passes, with batches of their own in each, of which only the last uses what the optimizer keeps. Of every other
@@ -227,21 +234,21 @@ pub enum Mode {
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Mode; 6] =
-        [Mode::Planned, Mode::Budgeted, Mode::Resized, Mode::Accumulated, Mode::LeftOut, Mode::LeftAway];
+    pub const ALL: [Mode; 7] =
+        [Mode::Planned, Mode::Budgeted, Mode::Faulty, Mode::Resized, Mode::Accumulated, Mode::LeftOut, Mode::LeftAway];
 
     /// How often a program runs. Of other lengths it is known when it has run three times, and has a plan for one of them.
     fn iterations(self) -> usize {
         match self {
-            Mode::Planned | Mode::Budgeted => TOTAL,
+            Mode::Planned | Mode::Budgeted | Mode::Faulty => TOTAL,
             Mode::Resized | Mode::Accumulated | Mode::LeftOut | Mode::LeftAway => 2 * TOTAL,
         }
     }
 
     fn passes(self) -> u64 {
         match self {
-            Mode::Planned | Mode::Budgeted | Mode::Resized | Mode::LeftOut | Mode::LeftAway => 1,
             Mode::Accumulated => 3,
+            _ => 1,
         }
     }
 
@@ -288,8 +295,8 @@ impl Program {
         }
         let checked = catch_unwind(AssertUnwindSafe(|| match mode {
             Mode::Planned => self.planned(&expected),
-            Mode::Budgeted | Mode::Resized | Mode::Accumulated | Mode::LeftOut => self.budgeted(&expected, mode),
             Mode::LeftAway => self.left_away(&expected),
+            _ => self.budgeted(&expected, mode),
         }));
         match checked {
             Ok(Ok(verdict)) => verdict,
@@ -343,17 +350,18 @@ impl Program {
         Ok(Verdict::Same(tally))
     }
 
-    /// Under a runtime. Where an iteration is refused the program goes on from what it was before it, within a larger
-    /// budget.
+    /// Under a runtime. Where an iteration is refused, or a copy failed that it cannot do without, the program goes on from what it was
+    /// before it, within a larger budget.
     fn budgeted(&self, expected: &Untouched, mode: Mode) -> Result<Verdict, String> {
         let mut machine = Machine::new(self, mode);
-        let (mut runtime, actions) = self.runtime(expected, mode);
+        let (mut runtime, actions, faults) = self.runtime(expected, mode);
         let enough_bytes = self.enough_bytes(mode)?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
         let mut tally = Tally::default();
         let mut iteration = 0;
         while iteration < mode.iterations() {
             let budget_bytes = runtime.budget().as_bytes();
             let what = format!("{actions:?} within {budget_bytes} of {} bytes", expected.peak_bytes);
+            let failed_before = faults.happened();
             let (ran, before_end_bytes) = {
                 let _iteration = runtime.try_iteration().map_err(|error| format!("{what}: {error}"))?;
                 let ran = catch_unwind(AssertUnwindSafe(|| machine.iteration()));
@@ -368,7 +376,7 @@ impl Program {
             }
             // Everything is restored at the end. By reruns alone that takes their own bytes too.
             let peak_bytes = latest.peak_bytes;
-            if actions.swap && peak_bytes > budget_bytes.max(resident_bytes) {
+            if actions.swap && faults.happened() == 0 && peak_bytes > budget_bytes.max(resident_bytes) {
                 return Err(format!("{what}: {peak_bytes} after iteration {iteration}, then {resident_bytes}"));
             }
             tally.followed += usize::from(latest.followed);
@@ -385,7 +393,8 @@ impl Program {
                 Err(panic) => text_of(&*panic),
             };
             let least_bytes = report.least_feasible_budget_bytes;
-            if least_bytes <= budget_bytes || budget_bytes >= enough_bytes.min(expected.peak_bytes) {
+            let is_enough = least_bytes <= budget_bytes || budget_bytes >= enough_bytes.min(expected.peak_bytes);
+            if is_enough && faults.happened() == failed_before {
                 return Err(format!("{what}: {enough_bytes} suffice: iteration {iteration}: {refused}"));
             }
             tally.refusals += 1;
@@ -394,6 +403,7 @@ impl Program {
             machine = Machine::after(self, mode, iteration).map_err(|error| format!("untouched: {error}"))?;
             runtime.set_budget(Budget::bytes(least_bytes.max(budget_bytes + budget_bytes / 64)));
         }
+        tally.failures = faults.happened();
         Ok(Verdict::Same(tally))
     }
 
@@ -401,7 +411,7 @@ impl Program {
     /// within a larger budget.
     fn left_away(&self, expected: &Untouched) -> Result<Verdict, String> {
         let mode = Mode::LeftAway;
-        let (mut runtime, actions) = self.runtime(expected, mode);
+        let (mut runtime, actions, _) = self.runtime(expected, mode);
         let enough_bytes = self.enough_bytes(mode)?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
         // What is looked at is copied.
         let enough_bytes = enough_bytes.min(expected.peak_bytes) + 8 * ELEMENTS_MAX as u64;
@@ -450,6 +460,7 @@ impl Program {
                     swapped_bytes: report.prefetched_bytes,
                     evictions: report.reactive_evictions,
                     refusals,
+                    failures: 0,
                 }));
             };
             let least_bytes = report.least_feasible_budget_bytes;
@@ -463,8 +474,8 @@ impl Program {
         }
     }
 
-    /// A runtime with a random budget.
-    fn runtime(&self, untouched: &Untouched, mode: Mode) -> (Runtime, ActionSet) {
+    /// A runtime with a random budget, and what its engine meets.
+    fn runtime(&self, untouched: &Untouched, mode: Mode) -> (Runtime, ActionSet, Faults) {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 1 << 55);
         let link = Link::symmetric(10f64.powf(random.random_range(7.0..10.0)), random.random_range(0..100_000));
         let least_bytes = match mode {
@@ -480,6 +491,10 @@ impl Program {
             _ => ActionSet::ALL,
         };
         let engine = self.engine(random.random_bool(0.1).then_some(link));
+        let (engine, faults) = FaultyEngine::new(Box::new(engine));
+        if mode == Mode::Faulty {
+            self.inject(&faults);
+        }
         // By evaluations, not by the clock: the same program is planned alike every time.
         let planner = Planner { limits: Limits::evaluations(EVALUATIONS), ..Planner::default() };
         let mut builder = Runtime::builder();
@@ -493,7 +508,23 @@ impl Program {
             .budget(Budget::bytes(budget_bytes))
             .link(link)
             .engine(Box::new(engine));
-        (builder.build().expect("a budget and a baseline that is known"), actions)
+        (builder.build().expect("a budget and a baseline that is known"), actions, faults)
+    }
+
+    /// Has some calls fail in a row, of one kind or several, or all from one on.
+    fn inject(&self, faults: &Faults) {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 1 << 53);
+        for _ in 0..random.random_range(1..5) {
+            let call = [Call::Offload, Call::Prefetch, Call::Wait][random.random_range(0..3)];
+            let skipped = 2f64.powf(random.random_range(0.0..7.0)) as u64 - 1;
+            let fault = match random.random_range(0..10) {
+                0 => Fault::WorkersDie,
+                1 => Fault::Delay(Duration::from_micros(100)),
+                2..6 => Fault::Error(CopyError::WorkerDied),
+                _ => Fault::Error(CopyError::Full { bytes: 1 }),
+            };
+            (0..random.random_range(1..6)).for_each(|more| faults.inject(call, skipped + more, fault.clone()));
+        }
     }
 
     /// Every other program copies beside what it computes.

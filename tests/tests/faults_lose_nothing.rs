@@ -125,7 +125,10 @@ fn under(actions: ActionSet, call: Call, from: usize, times: usize) -> (Vec<Iter
     Stage::of(&losses, &workload).assert_same(&untouched.stage, &what);
     let failures = failures.load(Ordering::Relaxed);
     let evictions = runtime.report().reactive_evictions;
-    println!("{what}: {failures} failures met in {} iterations, {evictions} evictions when bytes ran out", losses.len());
+    println!(
+        "{what}: {failures} failures met in {} iterations, {evictions} evictions when bytes ran out",
+        losses.len()
+    );
     (reports, runtime.report(), failures)
 }
 

@@ -1,4 +1,4 @@
-//! A slice of the fuzzer: random programs under random plans, under random budgets, and so with one or several batches of any
+//! A slice of the fuzzer: random programs under random plans, under random budgets, and so with copies that fail, with one or several batches of any
 //! length, with pieces left out, or with parameters that are away between iterations, give the bits of their untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict, prepare};
@@ -54,15 +54,22 @@ fn under_random_plans() {
     assert!(enough, "the programs test too little");
 }
 
-fn under_budgets(mode: Mode) {
+fn under_budgets(mode: Mode) -> Tally {
     let all = slice(mode);
     let enough = all.followed > PROGRAMS && all.reruns > 1_000 && all.swapped_bytes > 1 << 20;
     assert!(enough && all.evictions > 1_000 && all.refusals > 0, "the programs test too little");
+    all
 }
 
 #[test]
 fn under_random_budgets() {
     under_budgets(Mode::Budgeted);
+}
+
+#[test]
+fn with_copies_that_fail() {
+    let all = under_budgets(Mode::Faulty);
+    assert!(all.failures > PROGRAMS as u64, "the programs test too little");
 }
 
 #[test]

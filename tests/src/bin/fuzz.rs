@@ -1,5 +1,5 @@
-//! Random programs under random plans, under random budgets, and so with batches of any length, with pieces left out, or with
-//! parameters that are away between iterations, against their untouched selves:
+//! Random programs under random plans, under random budgets, and so with copies that fail, with batches of any length, with pieces left
+//! out, or with parameters that are away between iterations, against their untouched selves:
 //!
 //!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode MODE]
 
@@ -31,6 +31,7 @@ struct Arguments {
 enum Ways {
     Planned,
     Budgeted,
+    Faulty,
     Resized,
     Accumulated,
     LeftOut,
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     let modes = match mode {
         Some(Ways::Planned) => vec![Mode::Planned],
         Some(Ways::Budgeted) => vec![Mode::Budgeted],
+        Some(Ways::Faulty) => vec![Mode::Faulty],
         Some(Ways::Resized) => vec![Mode::Resized],
         Some(Ways::Accumulated) => vec![Mode::Accumulated],
         Some(Ways::LeftOut) => vec![Mode::LeftOut],
@@ -81,11 +83,11 @@ fn run(mode: Mode, programs: u64, mut seed: u64, keep_going: bool) -> Vec<Progra
         }
         seed += 1;
     }
-    let Tally { followed, reruns, swapped_bytes, evictions, refusals } = all;
+    let Tally { followed, reruns, swapped_bytes, evictions, refusals, failures } = all;
     println!(
         "{mode:?}: {same} programs without a difference, {} with one, in {:.0} s ({unlawful} drawn that do not train): {followed} \
          iterations followed their plans, {reruns} reruns, {} MiB swapped, {evictions} evictions when bytes ran out, \
-         {refusals} refusals",
+         {refusals} refusals, {failures} calls of the engine that failed",
         different.len(),
         started.elapsed().as_secs_f64(),
         swapped_bytes >> 20,
