@@ -475,10 +475,10 @@ impl<'a> Builder<'a> {
         let replay_inputs = Lists::gather(count, &inputs);
         settle_horizons(&mut self.versions, &replay_inputs);
         for window in &mut self.windows {
-            let needed_until = if window.used_again { window.end } else { window.end - 1 };
             let version = &self.versions[window.version.index()];
-            window.recomputable = version.rebuildable_until.is_some_and(|until| until >= needed_until)
-                && !may_yet_be_filled_in(trace, version, window.start);
+            window.recomputable =
+                version.rebuildable_until.is_some_and(|until| until as usize >= window.last_operator())
+                    && !may_yet_be_filled_in(trace, version, window.start);
         }
         let consumers: Vec<_> = inputs.iter().map(|&(operator, version)| (version.0, OperatorId(operator))).collect();
         let by = |key: fn(&Window) -> u32| -> Vec<(u32, WindowId)> {

@@ -75,8 +75,7 @@ fn obstacle(trace: &Trace, lineage: &Lineage, makers: &[Option<OperatorId>], win
     }
     let version = lineage.version(window.version);
     if let Some(producer) = version.producer {
-        let needed_until = if window.used_again { window.end } else { window.end - 1 };
-        let in_time = version.rebuildable_until.is_some_and(|until| until >= needed_until);
+        let in_time = version.rebuildable_until.is_some_and(|until| until as usize >= window.last_operator());
         debug_assert!(!in_time || trace.operators[producer.index()].accesses.is_empty());
         return if in_time { Obstacle::MayBeFilledIn } else { Obstacle::RootGone };
     }

@@ -45,20 +45,19 @@ class Blocks {
     blocks_.erase(found);
     return block;
   }
-  bool contains(const void* start) {
-    Guard guard(lock_);
-    return blocks_.find(start) != blocks_.end();
-  }
-  // Of one that is not there, nothing is known.
-  Block at(const void* start) {
+  std::optional<Block> at(const void* start) {
     Guard guard(lock_);
     auto found = blocks_.find(start);
-    return found == blocks_.end() ? Block{} : found->second;
+    if (found == blocks_.end()) return {};
+    return found->second;
   }
-  void set_owner(const void* start, uint32_t owner) {
+  // Whether it is there.
+  bool set_owner(const void* start, uint32_t owner) {
     Guard guard(lock_);
     auto found = blocks_.find(start);
-    if (found != blocks_.end()) found->second.owner = owner;
+    if (found == blocks_.end()) return false;
+    found->second.owner = owner;
+    return true;
   }
 
  private:
@@ -83,7 +82,10 @@ caching::CUDAAllocator* native = nullptr;
 at::DeleterFnPtr native_deleter = nullptr;
 c10::DeviceIndex device_index = -1;
 
-bool is_block(const at::DataPtr& bytes) { return native && bytes.get() && bytes.get_deleter() == native_deleter; }
+// Whether the bytes, if they are any, came from the caching allocator for that device.
+bool is_on_device(const at::DataPtr& bytes) {
+  return native && bytes.get_deleter() == native_deleter && bytes.device().index() == device_index;
+}
 
 // Called with the lock of the caching allocator held: books, and calls nothing of libtorch's.
 void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
@@ -374,19 +376,24 @@ c10::Device counted_device() {
   return native ? c10::Device(c10::kCUDA, device_index) : c10::Device(c10::kCPU);
 }
 
-bool is_on_accelerator(const at::DataPtr& bytes) {
-  if (!native || bytes.get_deleter() != native_deleter || bytes.device() != counted_device()) return false;
-  return !bytes.get() || blocks().contains(bytes.get());
+bool counts_accelerator() { return native; }
+
+bool set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry) {
+  return is_on_device(bytes) && bytes.get() && blocks().set_owner(bytes.get(), entry);
 }
 
-void set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry) {
-  if (is_block(bytes)) blocks().set_owner(bytes.get(), entry);
+std::optional<uint32_t> accelerator_owner_of(const at::DataPtr& bytes) {
+  if (!is_on_device(bytes)) return {};
+  if (!bytes.get()) return 0;
+  auto block = blocks().at(bytes.get());
+  if (!block) return {};
+  return block->owner;
 }
-
-uint32_t accelerator_owner_of(const at::DataPtr& bytes) { return is_block(bytes) ? blocks().at(bytes.get()).owner : 0; }
 
 void* accelerator_stream_of(const at::DataPtr& bytes) {
-  return is_block(bytes) ? blocks().at(bytes.get()).stream : nullptr;
+  if (!is_on_device(bytes) || !bytes.get()) return nullptr;
+  auto block = blocks().at(bytes.get());
+  return block ? block->stream : nullptr;
 }
 
 AcceleratorBytes accelerator_bytes() {

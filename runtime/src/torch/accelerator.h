@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace plimsoll {
@@ -26,14 +27,13 @@ struct AcceleratorBytes {
 // Throws where it is another libtorch than the one that this was compiled for, or its allocator does not tell all.
 void install_accelerator(int32_t index);
 
-// The device whose bytes are counted.
+// The device whose bytes are counted, and whether it is an accelerator.
 c10::Device counted_device();
+bool counts_accelerator();
 
-// Whether the bytes came from the caching allocator since it was installed.
-bool is_on_accelerator(const at::DataPtr& bytes);
-// As set_owner() and owner_of(), for such bytes.
-void set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry);
-uint32_t accelerator_owner_of(const at::DataPtr& bytes);
+// As set_owner() and owner_of(), for what came from the caching allocator since it was installed.
+bool set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry);
+std::optional<uint32_t> accelerator_owner_of(const at::DataPtr& bytes);
 // The stream that they were allocated for, and whose order says when they are used again; null is the default one.
 void* accelerator_stream_of(const at::DataPtr& bytes);
 

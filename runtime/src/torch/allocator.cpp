@@ -151,18 +151,16 @@ bool is_on_host(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_
 
 }  // namespace
 
-bool is_ours(const at::DataPtr& bytes) { return is_on_host(bytes) || is_on_accelerator(bytes); }
-
-bool keeps_owner(const at::DataPtr& bytes) { return bytes.get() && is_ours(bytes); }
-
-void set_owner(const at::DataPtr& bytes, uint32_t entry) {
+bool set_owner(const at::DataPtr& bytes, uint32_t entry) {
   if (!is_on_host(bytes)) return set_accelerator_owner(bytes, entry);
-  if (bytes.get()) header_of(bytes.get())->owner.store(entry, std::memory_order_relaxed);
+  if (!bytes.get()) return false;
+  header_of(bytes.get())->owner.store(entry, std::memory_order_relaxed);
+  return true;
 }
 
 bool is_absent(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_absent; }
 
-uint32_t owner_of(const at::DataPtr& bytes) {
+std::optional<uint32_t> owner_of(const at::DataPtr& bytes) {
   if (is_absent(bytes)) return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(bytes.get_context()));
   if (!is_on_host(bytes)) return accelerator_owner_of(bytes);
   return bytes.get() ? header_of(bytes.get())->owner.load(std::memory_order_relaxed) : 0;

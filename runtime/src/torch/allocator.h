@@ -6,6 +6,7 @@
 #include <c10/core/Allocator.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace plimsoll {
 
@@ -15,14 +16,11 @@ void install_allocator();
 void on_free(void (*report)(uint32_t entry));
 void report_freed(uint32_t entry);
 
-// Whether the bytes came from the allocator that counts.
-bool is_ours(const at::DataPtr& bytes);
-// Whether an entry can be named for them: they came from the allocator, and are more than none.
-bool keeps_owner(const at::DataPtr& bytes);
-// Names the entry to report when the bytes are freed; 0 for none.
-void set_owner(const at::DataPtr& bytes, uint32_t entry);
-// The entry that was named, for absent bytes too; 0 for none.
-uint32_t owner_of(const at::DataPtr& bytes);
+// Names the entry to report when the bytes are freed; 0 for none. Whether one can be named for them: they came from the allocator
+// that counts, and are more than none.
+bool set_owner(const at::DataPtr& bytes, uint32_t entry);
+// The entry that was named, for absent bytes too, or 0; nothing where they did not come from the allocator that counts.
+std::optional<uint32_t> owner_of(const at::DataPtr& bytes);
 // Whether the pointer stands for bytes that are elsewhere.
 bool is_absent(const at::DataPtr& bytes);
 // A pointer that stands for bytes that are elsewhere. Reading it faults. When it is freed, `entry` is reported.

@@ -2,8 +2,9 @@
 //!
 //! One version for every write of a storage, one maker for every operator whose recipe is kept. Edges only go back in
 //! time. A storage may be dropped while every version that its maker needs can be had again, and stays so until it is
-//! restored: that is what *anchors* see to. This file knows nothing of bytes, copies or libtorch: it says which
-//! storages must be held alive, and its owner holds them.
+//! restored: that is what *anchors* see to. They go up to the roots, or no further than to what stands, which is held then
+//! until the program lets go of it. This file knows nothing of bytes, copies or libtorch: it says which storages must be held
+//! alive, and its owner holds them.
 
 use std::collections::HashSet;
 
@@ -24,6 +25,9 @@ pub(crate) struct Version {
     /// The storage.
     pub(crate) entry: Entry,
     pub(crate) bytes: u64,
+    /// Whether it is a gradient. Autograd adds in place only to what nobody else refers to: to hold one that could be made again would
+    /// change what the program runs.
+    is_gradient: bool,
     /// What makes it again; none for a root.
     pub(crate) maker: Option<MakerId>,
     /// Whether its storage lives and still holds it.
@@ -41,8 +45,7 @@ pub(crate) struct Version {
     pub(crate) dropped_children_ns: u64,
     /// One for being dropped, and one for every anchored maker that reads it.
     anchors: u32,
-    /// Anchored by holding its storage, and not through its maker.
-    is_held: bool,
+    hold: Hold,
     /// Makers that read it.
     readers: u32,
     /// Whether it can be made again, as of an epoch.
@@ -54,6 +57,17 @@ impl Version {
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted + self.expected > 0
     }
+}
+
+/// How a version is anchored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// Through its maker, or not at all.
+    No,
+    /// By its storage, which stands, though it may be that it can be made again.
+    Near,
+    /// By its storage, for nothing else leads to what was dropped.
+    Root,
 }
 
 /// An operator that ran and can run again.
@@ -92,6 +106,8 @@ pub(crate) struct Ancestry<R> {
     /// Makers so far, those that are forgotten included.
     ran: u64,
     custody: Vec<Custody>,
+    /// Whether anchors go no further than to what stands.
+    holds_near: bool,
 }
 
 impl<R> Ancestry<R> {
@@ -106,6 +122,7 @@ impl<R> Ancestry<R> {
             epoch: 1,
             ran: 0,
             custody: Vec::new(),
+            holds_near: false,
         }
     }
 
@@ -150,10 +167,11 @@ impl<R> Ancestry<R> {
     }
 
     /// A version that `entry` holds from now on, made by nothing that is known.
-    pub(crate) fn add_version(&mut self, entry: Entry, bytes: u64) -> VersionId {
+    pub(crate) fn add_version(&mut self, entry: Entry, bytes: u64, is_gradient: bool) -> VersionId {
         let version = Version {
             entry,
             bytes,
+            is_gradient,
             maker: None,
             is_current: true,
             is_dropped: false,
@@ -163,7 +181,7 @@ impl<R> Ancestry<R> {
             dropped_children_bytes: 0,
             dropped_children_ns: 0,
             anchors: 0,
-            is_held: false,
+            hold: Hold::No,
             readers: 0,
             rebuildable: (0, false),
         };
@@ -246,7 +264,8 @@ impl<R> Ancestry<R> {
             let (mut verdict, depth) = (true, stack.len());
             for &input in self.inputs(maker).iter().flatten() {
                 match self.known(input) {
-                    Some(rebuildable) => verdict &= rebuildable || self.version(input).is_current,
+                    _ if self.version(input).is_current => {}
+                    Some(rebuildable) => verdict &= rebuildable,
                     None => stack.push(input),
                 }
             }
@@ -271,15 +290,17 @@ impl<R> Ancestry<R> {
     /// Whether the storage of `version` may drop its bytes: they can be made again, and are not held in the stead of a root that
     /// is about to go.
     pub(crate) fn can_drop(&mut self, version: VersionId) -> bool {
-        !self.is_held(version) && self.is_rebuildable(version)
+        self.version(version).hold != Hold::Root && self.is_rebuildable(version)
     }
 
-    /// The storage of `version` drops its bytes, which it may.
+    /// The storage of `version` drops its bytes, which it may, and which is not held.
     pub(crate) fn drop_bytes(&mut self, version: VersionId) {
-        debug_assert!(self.version(version).is_current && !self.version(version).is_dropped && !self.is_held(version));
+        debug_assert!(self.is_rebuildable(version));
+        let seen = self.version(version);
+        debug_assert!(seen.is_current && !seen.is_dropped && seen.hold == Hold::No);
         self.version_mut(version).is_dropped = true;
         self.tell_parents(version, true);
-        self.anchor(version);
+        self.anchor(vec![version], None);
     }
 
     /// The storage of `version` has its bytes again, or has died.
@@ -316,7 +337,7 @@ impl<R> Ancestry<R> {
 
     /// Whether dropped storages would be lost with the bytes that the storage of `version` holds.
     pub(crate) fn is_held(&self, version: VersionId) -> bool {
-        self.version(version).is_held
+        self.version(version).hold != Hold::No
     }
 
     /// Whether some dropped storage will be rebuilt from `version`, or is it itself.
@@ -336,7 +357,7 @@ impl<R> Ancestry<R> {
         while let Some(&top) = stack.last() {
             let seen = self.version(top);
             let maker = match seen.maker {
-                Some(maker) if depends[top.0 as usize].is_none() && !seen.is_held => maker,
+                Some(maker) if depends[top.0 as usize].is_none() && seen.hold == Hold::No => maker,
                 _ => {
                     depends[top.0 as usize].get_or_insert(false);
                     stack.pop();
@@ -368,26 +389,55 @@ impl<R> Ancestry<R> {
         std::mem::take(&mut self.custody)
     }
 
-    fn anchor(&mut self, version: VersionId) {
-        let mut stack = vec![version];
+    /// Whether anchors are to go no further than to what stands: a drop costs no more then where much was made before it, but the
+    /// program is to be asked what it lets go of. Returns what is held so, and is to be no more.
+    pub(crate) fn hold_near(&mut self, near: bool) -> Vec<VersionId> {
+        if std::mem::replace(&mut self.holds_near, near) == near || near {
+            return Vec::new();
+        }
+        let is_near = |version: &Option<Version>| version.as_ref().is_some_and(|version| version.hold == Hold::Near);
+        let versions = self.versions.iter().enumerate().filter(|(_, version)| is_near(version));
+        versions.map(|(index, _)| VersionId(index as u32)).collect()
+    }
+
+    /// Anchors what a version is made from that is held and can be made again. Whether it is such a one. It is held until
+    /// [`Ancestry::let_go`] says how that went.
+    pub(crate) fn anchor_above(&mut self, version: VersionId) -> bool {
+        let is_near = self.version(version).hold == Hold::Near && self.is_rebuildable(version);
+        if is_near && let Some(maker) = self.version(version).maker {
+            self.anchor(Vec::new(), Some(maker));
+        }
+        is_near
+    }
+
+    /// What a version is made from is anchored, so that it need not be held; or something of that had died, and it is held as before.
+    pub(crate) fn let_go(&mut self, version: VersionId, is_anchored: bool) {
+        let held = self.version_mut(version);
+        let (entry, maker) = (held.entry, held.maker);
+        if is_anchored {
+            held.hold = Hold::No;
+            self.custody.push(Custody::Unhold(entry));
+        } else if let Some(maker) = maker {
+            self.release_above(maker);
+        }
+    }
+
+    /// Anchors what `maker` reads, for the sake of one of its outputs, and every version in `stack`.
+    fn anchor(&mut self, mut stack: Vec<VersionId>, maker: Option<MakerId>) {
+        maker.into_iter().for_each(|maker| self.anchor_through(maker, &mut stack));
         while let Some(top) = stack.pop() {
-            let rebuildable = self.is_rebuildable(top);
+            let (rebuildable, near) = (self.is_rebuildable(top), self.holds_near);
             let anchored = self.version_mut(top);
             anchored.anchors += 1;
             if anchored.anchors > 1 {
                 continue;
             }
+            let serves = near && anchored.is_current && !anchored.is_dropped && !anchored.is_gradient;
             match anchored.maker {
-                Some(maker) if rebuildable => {
-                    let known = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
-                    known.anchors += 1;
-                    if known.anchors == 1 {
-                        stack.extend(self.inputs(maker).iter().flatten());
-                    }
-                }
+                Some(maker) if rebuildable && !serves => self.anchor_through(maker, &mut stack),
                 _ => {
                     assert!(anchored.is_current, "a version that is gone anchors nothing");
-                    anchored.is_held = true;
+                    anchored.hold = if rebuildable { Hold::Near } else { Hold::Root };
                     let entry = anchored.entry;
                     self.custody.push(Custody::Hold(entry));
                 }
@@ -395,15 +445,36 @@ impl<R> Ancestry<R> {
         }
     }
 
+    /// One more of a maker's outputs is anchored through it; what is to be anchored for that goes onto `stack`.
+    fn anchor_through(&mut self, maker: MakerId, stack: &mut Vec<VersionId>) {
+        let known = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
+        known.anchors += 1;
+        if known.anchors == 1 {
+            stack.extend(self.inputs(maker).iter().flatten());
+        }
+    }
+
     fn release(&mut self, version: VersionId) {
-        let mut stack = vec![version];
+        self.release_all(vec![version]);
+    }
+
+    /// One fewer of a maker's outputs is anchored through it.
+    fn release_above(&mut self, maker: MakerId) {
+        let known = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
+        known.anchors -= 1;
+        if known.anchors == 0 {
+            self.release_all(self.inputs(maker).iter().flatten().copied().collect());
+        }
+    }
+
+    fn release_all(&mut self, mut stack: Vec<VersionId>) {
         while let Some(top) = stack.pop() {
             let released = self.version_mut(top);
             released.anchors -= 1;
             if released.anchors > 0 {
                 continue;
             }
-            if std::mem::take(&mut released.is_held) {
+            if std::mem::replace(&mut released.hold, Hold::No) != Hold::No {
                 let entry = released.entry;
                 self.custody.push(Custody::Unhold(entry));
             } else if let Some(maker) = released.maker {
@@ -435,7 +506,7 @@ impl<R> Ancestry<R> {
                 }
                 for &output in self.outputs(id) {
                     let made = self.version(output);
-                    if made.anchors == 0 || made.is_held {
+                    if made.anchors == 0 || made.hold != Hold::No {
                         continue;
                     }
                     if made.is_dropped {
@@ -455,15 +526,10 @@ impl<R> Ancestry<R> {
                 continue;
             }
             let held = self.version_mut(heir);
-            held.is_held = true;
+            held.hold = Hold::Root;
             let entry = held.entry;
             self.custody.push(Custody::Hold(entry));
-            let known = self.makers[maker.0 as usize].as_mut().expect("looked at above");
-            known.anchors -= 1;
-            if known.anchors == 0 {
-                let inputs: Vec<VersionId> = self.inputs(maker).iter().flatten().copied().collect();
-                inputs.into_iter().for_each(|input| self.release(input));
-            }
+            self.release_above(maker);
         }
         true
     }
@@ -562,7 +628,7 @@ mod tests {
     /// x ─► y ─► z, with a recipe for each but x.
     fn chain() -> (Ancestry<()>, [VersionId; 3]) {
         let mut ancestry = Ancestry::new();
-        let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
         ancestry.add_maker((), &[Some(x)], &[y], 10);
         ancestry.add_maker((), &[Some(y)], &[z], 20);
         (ancestry, [x, y, z])
@@ -577,6 +643,54 @@ mod tests {
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(1))]);
         ancestry.restored(z);
         assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
+    }
+
+    #[test]
+    fn what_stands_is_held_in_place_of_its_root_until_it_is_about_to_go() {
+        let (mut ancestry, [x, y, z]) = chain();
+        let (hold, unhold) = (Custody::Hold, Custody::Unhold);
+        let [at_x, at_y] = [1, 2].map(Entry::numbered);
+        assert_eq!(ancestry.hold_near(true), []);
+        ancestry.drop_bytes(z);
+        assert_eq!(ancestry.take_custody(), [hold(at_y)]);
+        assert!(ancestry.can_drop(y), "it can be made again");
+        assert!(!ancestry.anchor_above(x), "it is not held");
+
+        assert!(ancestry.anchor_above(y));
+        assert_eq!(ancestry.take_custody(), [hold(at_x)]);
+        ancestry.let_go(y, false);
+        assert_eq!(ancestry.take_custody(), [unhold(at_x)], "it is not there");
+        assert!(ancestry.anchor_above(y));
+        ancestry.let_go(y, true);
+        assert_eq!(ancestry.take_custody(), [hold(at_x), unhold(at_y)]);
+        ancestry.drop_bytes(y);
+        ancestry.restored(z);
+        ancestry.restored(y);
+        assert_eq!(ancestry.take_custody(), [unhold(at_x)]);
+    }
+
+    #[test]
+    fn a_gradient_is_not_held_where_it_could_be_made_again() {
+        let mut ancestry = Ancestry::new();
+        let [x, y, z] = [(1, false), (2, true), (3, true)]
+            .map(|(number, is_gradient)| ancestry.add_version(Entry::numbered(number), 8, is_gradient));
+        ancestry.add_maker((), &[Some(x)], &[y], 10);
+        ancestry.add_maker((), &[Some(y)], &[z], 20);
+        ancestry.hold_near(true);
+        ancestry.drop_bytes(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(1))]);
+    }
+
+    #[test]
+    fn what_stands_is_all_there_is_to_hold_once_its_root_is_lost() {
+        let (mut ancestry, [x, y, z]) = chain();
+        ancestry.hold_near(true);
+        ancestry.drop_bytes(z);
+        ancestry.lose(x);
+        assert!(!ancestry.can_drop(y) && !ancestry.anchor_above(y) && !ancestry.relinquish(y));
+        assert_eq!(ancestry.hold_near(false), [y]);
+        ancestry.restored(z);
+        assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(2)), Custody::Unhold(Entry::numbered(2))]);
     }
 
     #[test]
@@ -597,7 +711,7 @@ mod tests {
     fn what_is_missing_is_made_again_in_the_order_of_the_program_and_once() {
         let (mut ancestry, [x, y, z]) = chain();
         // Written over z, beside what was read from it before.
-        let [read, over, goal] = [4, 5, 6].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let [read, over, goal] = [4, 5, 6].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
         let reads = ancestry.add_maker((), &[Some(z), Some(y)], &[read], 1);
         let writes = ancestry.add_maker((), &[Some(z)], &[over], 1);
         let last = ancestry.add_maker((), &[Some(over), Some(read), Some(x)], &[goal], 1);
@@ -633,7 +747,7 @@ mod tests {
     #[test]
     fn what_stands_at_some_remove_is_held_where_nothing_nearer_does() {
         let (mut ancestry, [x, y, z]) = chain();
-        let w = ancestry.add_version(Entry::numbered(4), 8);
+        let w = ancestry.add_version(Entry::numbered(4), 8, false);
         ancestry.add_maker((), &[Some(z)], &[w], 30);
         ancestry.drop_bytes(w);
         ancestry.lose(y);
@@ -648,7 +762,7 @@ mod tests {
     #[test]
     fn what_was_only_wanted_for_another_that_stands_is_not_held_in_the_roots_stead() {
         let mut ancestry = Ancestry::new();
-        let [x, y, z, w, gone] = [1, 2, 3, 4, 5].map(|number| ancestry.add_version(Entry::numbered(number), 8));
+        let [x, y, z, w, gone] = [1, 2, 3, 4, 5].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
         let forgotten = ancestry.add_maker((), &[Some(x)], &[gone], 1);
         ancestry.add_maker((), &[Some(x)], &[y], 1);
         ancestry.lose(gone);
@@ -712,8 +826,8 @@ mod tests {
     #[test]
     fn makers_keep_what_they_read_and_made_when_others_are_forgotten() {
         let (mut ancestry, [x, y, z]) = chain();
-        let [a, b] = [8, 9].map(|number| ancestry.add_version(Entry::numbered(number), 8));
-        let lost = ancestry.add_version(Entry::numbered(7), 8);
+        let [a, b] = [8, 9].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
+        let lost = ancestry.add_version(Entry::numbered(7), 8, false);
         ancestry.add_maker((), &[Some(lost)], &[a], 1);
         let kept = ancestry.add_maker((), &[Some(x), None, Some(z)], &[b], 1);
         ancestry.lose(lost);
@@ -727,10 +841,10 @@ mod tests {
     #[test]
     fn a_chain_of_any_length_is_walked_without_recursion() {
         let mut ancestry = Ancestry::new();
-        let root = ancestry.add_version(Entry::numbered(1), 8);
+        let root = ancestry.add_version(Entry::numbered(1), 8, false);
         let mut last = root;
         for number in 2..100_000 {
-            let next = ancestry.add_version(Entry::numbered(number), 8);
+            let next = ancestry.add_version(Entry::numbered(number), 8, false);
             ancestry.add_maker((), &[Some(last)], &[next], 1);
             last = next;
         }

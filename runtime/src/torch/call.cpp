@@ -29,9 +29,6 @@ bool covers_storage(const c10::TensorImpl* tensor) {
          tensor->numel() * tensor->itemsize() == storage.nbytes();
 }
 
-// One that was resized to no bytes has none of anybody's.
-bool is_foreign(const c10::StorageImpl& storage) { return !is_ours(storage.data_ptr()) && storage.nbytes() > 0; }
-
 }  // namespace
 
 size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::StorageImpl*> storages) {
@@ -144,15 +141,13 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     if (locked) accesses_[index].locked = locked;
     return;
   }
-  bool absent = is_absent(storage->data_ptr());
-  bool foreign = !absent && is_foreign(*storage);
+  auto [entry, foreign] = entries().see(storage);
   if (foreign) {
     locked = "not allocated by libtorch's allocator";
     // Nobody tells when its owner changes it, or when it is gone: a batch on the host that goes to another device.
     not_replayable_ = "uses memory that libtorch's allocator did not give out";
   }
-  PlimsollEntry entry = entries().of(storage);
-  uint32_t filled = absent                                           ? PLIMSOLL_WAS_AWAY
+  uint32_t filled = is_absent(storage->data_ptr())                 ? PLIMSOLL_WAS_AWAY
                     : entries().has_changed(entry, *storage, true) ? PLIMSOLL_FILLED
                                                                    : PLIMSOLL_NOT_FILLED;
   storages_.push_back(storage);
@@ -169,11 +164,10 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
     for (auto& access : accesses_) access.locked = "used by an operator with a result of no plain storage";
   }
   for (auto* storage : created) {
-    bool foreign = is_foreign(*storage);
+    auto [entry, foreign] = entries().see(storage);
     const char* locked = !plain    ? "made by an operator with a result of no plain storage"
                          : foreign ? "not allocated by libtorch's allocator"
                                    : facts_.locks;
-    PlimsollEntry entry = entries().of(storage);
     // A program fills in past the dispatcher what the processor can reach.
     if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);
     created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});

@@ -141,6 +141,8 @@ pub(crate) struct Driver {
     /// What programs call the storages that others leave them.
     legacies: Legacies,
     orphans: BTreeSet<Entry>,
+    /// Held storages that the program should have let go of by now, and that are asked about until they go.
+    late: Vec<Entry>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
     /// Whether every operator's recipe is kept while nothing is planned.
@@ -173,6 +175,7 @@ impl Driver {
             survivors: HashMap::new(),
             legacies: Legacies::default(),
             orphans: BTreeSet::new(),
+            late: Vec::new(),
             refusal: None,
             keeps_recipes: false,
             keeps_all_recipes: false,
@@ -200,6 +203,7 @@ impl Driver {
         self.makers.clear();
         self.deviation = None;
         self.orphans.clear();
+        self.late.clear();
         let before = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };
         self.started = Instant::now();
         self.residency.report = IterationReport::default();
@@ -249,32 +253,53 @@ impl Driver {
         if self.residency.held().is_empty() {
             return Ok(());
         }
-        let suspects: Vec<Entry> = match self.recording {
-            Some(_) => self.residency.held().iter().copied().collect(),
+        let mut suspects = std::mem::take(&mut self.late);
+        let known = suspects.len();
+        match self.recording {
+            Some(_) => suspects.extend(self.residency.held()),
             // Programs ask for no more than what should be gone by now.
             None => {
                 let matching = self.programs.iter().filter(|program| program.matches);
-                matching.flat_map(Program::overdue).map(|(_, entry)| entry).collect()
+                suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
             }
-        };
-        for entry in suspects {
-            if self.orphans.contains(&entry) || !self.residency.held().contains(&entry) || !shim::is_orphan(entry)? {
+        }
+        for (index, entry) in suspects.into_iter().enumerate() {
+            let was_told = self.orphans.contains(&entry);
+            if (was_told && index >= known) || !self.residency.held().contains(&entry) {
                 continue;
             }
-            if let Some(recording) = &mut self.recording {
-                recording.freed(entry);
+            if !shim::is_orphan(entry)? {
+                self.late.push(entry);
+                continue;
             }
-            self.programs.iter_mut().for_each(|program| program.freed(entry));
-            self.orphans.insert(entry);
-            self.residency.relinquish(entry)?;
+            if !was_told {
+                if let Some(recording) = &mut self.recording {
+                    recording.freed(entry);
+                }
+                self.programs.iter_mut().for_each(|program| program.freed(entry));
+                self.orphans.insert(entry);
+            }
+            if !self.residency.relinquish(entry)? {
+                self.late.push(entry);
+            }
+            // What comes next may have been made from it.
+            self.absorb_deaths()?;
         }
-        self.absorb_deaths()
+        if self.recording.is_some() {
+            // All that is held is asked about next time.
+            self.late.retain(|entry| self.orphans.contains(entry));
+        }
+        Ok(())
     }
 
     /// An operator is about to run.
     fn arrive(&mut self, operator: &RawOperator) -> Result<(), Fault> {
         let arrived = self.recording.is_some().then(Instant::now);
         self.absorb_deaths()?;
+        // A program that is followed is asked what it lets go of.
+        if self.residency.hold_near(self.acts && self.leader.is_some())? {
+            self.absorb_deaths()?;
+        }
         self.tell_orphans()?;
         if self.start_bytes.is_none() {
             let bytes = self.residency.bytes_if_resident();

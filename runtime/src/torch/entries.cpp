@@ -53,9 +53,9 @@ Entries::Extension& Entries::extension(PlimsollEntry entry) {
   return *extension;
 }
 
-PlimsollEntry Entries::named(const c10::StorageImpl& storage) const {
-  PlimsollEntry number = owner_of(storage.data_ptr()) & ~kBeside;
-  return number && slot(number).storage.load(std::memory_order_relaxed) == &storage ? number : 0;
+PlimsollEntry Entries::named(std::optional<uint32_t> owner, const c10::StorageImpl* storage) const {
+  PlimsollEntry number = owner.value_or(0) & ~kBeside;
+  return number && slot(number).storage.load(std::memory_order_relaxed) == storage ? number : 0;
 }
 
 PlimsollEntry Entries::next_number() {
@@ -76,9 +76,7 @@ PlimsollEntry Entries::add(c10::StorageImpl* storage, bool reports_death) {
   c10::raw::weak_intrusive_ptr::incref(storage);
   Entry& kept = slot(number);
   kept.storage.store(storage, std::memory_order_relaxed);
-  if (keeps_owner(storage->data_ptr())) {
-    set_owner(storage->data_ptr(), reports_death ? number : number | kBeside);
-  } else {
+  if (!set_owner(storage->data_ptr(), reports_death ? number : number | kBeside)) {
     listed_[storage] = number;
     kept.is_listed = true;
   }
@@ -98,16 +96,18 @@ void Entries::find_dead() {
   }
 }
 
-PlimsollEntry Entries::of(c10::StorageImpl* storage) {
-  if (PlimsollEntry number = named(*storage)) return number;
+Entries::Seen Entries::see(c10::StorageImpl* storage) {
+  auto owner = owner_of(storage->data_ptr());
+  bool is_foreign = !owner && storage->nbytes() > 0;
+  if (PlimsollEntry number = named(owner, storage)) return {number, is_foreign};
   Guard guard(mutex_);
-  if (is_unknown(storage)) return add(storage, true);
+  if (is_unknown(storage)) return {add(storage, true), is_foreign};
   auto found = listed_.find(storage);
-  return found == listed_.end() ? add(storage, true) : found->second;
+  return {found == listed_.end() ? add(storage, true) : found->second, is_foreign};
 }
 
 PlimsollEntry Entries::find(c10::StorageImpl* storage) {
-  if (PlimsollEntry number = named(*storage)) return number;
+  if (PlimsollEntry number = named(owner_of(storage->data_ptr()), storage)) return number;
   Guard guard(mutex_);
   auto found = listed_.find(storage);
   return found == listed_.end() ? 0 : found->second;

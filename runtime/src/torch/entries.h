@@ -36,8 +36,13 @@ class ShortLock {
 
 class Entries {
  public:
-  // The entry of a storage, made where there is none.
-  PlimsollEntry of(c10::StorageImpl* storage);
+  // The entry of a storage, made where there is none, and whether its bytes are somebody else's: one that was resized to none has
+  // none of anybody's.
+  struct Seen {
+    PlimsollEntry entry;
+    bool is_foreign;
+  };
+  Seen see(c10::StorageImpl* storage);
   // The entry of a storage, or 0.
   PlimsollEntry find(c10::StorageImpl* storage);
   // An entry that keeps its storage alive: one that stands beside the program.
@@ -102,8 +107,8 @@ class Entries {
   Entry& at(PlimsollEntry entry);
   Extension& extension(PlimsollEntry entry);
   void* stream_of(PlimsollEntry entry);
-  // The number in the header of the storage's bytes, if they still belong to that storage; else 0.
-  PlimsollEntry named(const c10::StorageImpl& storage) const;
+  // The number that bytes have, if they still belong to that storage; else 0.
+  PlimsollEntry named(std::optional<uint32_t> owner, const c10::StorageImpl* storage) const;
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
   PlimsollEntry next_number();
   void clear(PlimsollEntry entry, Entry& kept);

@@ -86,24 +86,36 @@ impl Residency {
         if self.look_whether_filled(entry, version)? {
             return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
         }
+        self.give_up(entry, version)?;
         // They are handed out again in the order of one stream, and others may still read them.
         shim::join_streams()?;
         shim::park(entry)?;
         self.free_copy(entry);
         self.live_mut(entry)?.place = Place::Dropped;
-        self.ancestry.drop_bytes(version);
-        self.dropped.insert(version);
-        if let Err(fault) = self.take_custody() {
-            // A root of its own has died.
-            shim::unpark(entry)?;
-            self.live_mut(entry)?.place = Place::Resident;
+        loop {
+            self.ancestry.drop_bytes(version);
+            self.dropped.insert(version);
+            let Err(fault) = self.take_custody() else { break };
+            // Something that was to be held has died: it may do without.
             self.dropped.remove(&version);
             self.ancestry.restored(version);
             self.take_custody()?;
-            return Err(fault);
+            if !self.ancestry.can_drop(version) {
+                shim::unpark(entry)?;
+                self.live_mut(entry)?.place = Place::Resident;
+                return Err(fault);
+            }
         }
         shim::release(entry)?;
         Ok(())
+    }
+
+    /// A storage that is about to be dropped is not held for the sake of others any more: what it is made from is.
+    pub(super) fn give_up(&mut self, entry: Entry, version: VersionId) -> Result<(), Fault> {
+        match !self.ancestry.is_held(version) || self.hold_above(version)? {
+            true => Ok(()),
+            false => Err(Fault::Broken(format!("what {entry:?} is made from is gone"))),
+        }
     }
 
     /// Whether what `entry` holds was filled in past the dispatcher. Then it is made again no more: a rerun would bring back what the

@@ -275,8 +275,11 @@ impl Residency {
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
         while std::mem::take(&mut more) {
+            shim::take_freed(&mut self.freed);
+            if self.freed.is_empty() {
+                return Ok(());
+            }
             let (mut freed, mut used) = (std::mem::take(&mut self.freed), Vec::new());
-            shim::take_freed(&mut freed);
             for entry in freed.drain(..) {
                 if self.get(entry).is_some_and(|live| live.users > 0) {
                     used.push(entry);
@@ -336,16 +339,49 @@ impl Residency {
         taken
     }
 
-    /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it.
-    pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<(), Fault> {
-        let live = self.live(entry)?;
-        if live.users + live.awaited == 0
-            && let Some(version) = live.version
-            && self.ancestry.relinquish(version)
-        {
+    /// Whether what stands is held for dropped storages though it could be made again, for a program that is followed tells when it
+    /// lets go of that; roots alone otherwise. Returns whether anything was let go of.
+    pub(crate) fn hold_near(&mut self, near: bool) -> Result<bool, Fault> {
+        let held = self.ancestry.hold_near(near);
+        let is_any = !held.is_empty();
+        let gone: Vec<Result<bool, Fault>> = held.into_iter().map(|version| self.hold_above(version)).collect();
+        gone.into_iter().collect::<Result<Vec<bool>, Fault>>().map(|_| is_any)
+    }
+
+    /// Holds what a version is made from in its stead, if it is held though it could be made again. Whether it was.
+    pub(super) fn hold_above(&mut self, version: VersionId) -> Result<bool, Fault> {
+        while self.ancestry.anchor_above(version) {
+            // Something of it may have died meanwhile, in another thread.
+            let is_anchored = self.take_custody().is_ok();
+            self.ancestry.let_go(version, is_anchored);
             self.take_custody()?;
+            if is_anchored {
+                return Ok(true);
+            }
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// What a storage holds is about to go. Where dropped storages are to be rebuilt from it, what it is made from is held in its stead,
+    /// or what was made from it. Whether they can do without it.
+    fn let_go(&mut self, version: VersionId) -> Result<bool, Fault> {
+        if !self.ancestry.is_held(version) || self.hold_above(version)? {
+            return Ok(true);
+        }
+        let is_relinquished = self.ancestry.relinquish(version);
+        self.take_custody()?;
+        Ok(is_relinquished)
+    }
+
+    /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it. Whether nothing was
+    /// using it, so that this could be looked at.
+    pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<bool, Fault> {
+        let live = self.live(entry)?;
+        let is_used = live.users + live.awaited > 0;
+        if let Some(version) = live.version.filter(|_| !is_used) {
+            self.let_go(version)?;
+        }
+        Ok(!is_used)
     }
 
     /// An operator waits for these storages to be made ready.
@@ -455,10 +491,9 @@ impl Residency {
     /// stands in storages of its own, those serve in its stead.
     pub(crate) fn at_risk(&mut self, accesses: &[RawAccess]) -> Result<Option<VersionId>, Fault> {
         while let Some(root) = self.written_root(accesses) {
-            if !self.ancestry.relinquish(root) {
+            if !self.let_go(root)? {
                 return Ok(self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next());
             }
-            self.take_custody()?;
         }
         Ok(None)
     }
@@ -511,7 +546,7 @@ impl Residency {
         match live.version {
             Some(version) => Ok(version),
             None => {
-                let version = self.ancestry.add_version(entry, live.bytes);
+                let version = self.ancestry.add_version(entry, live.bytes, live.is_gradient);
                 self.live_mut(entry)?.version = Some(version);
                 Ok(version)
             }

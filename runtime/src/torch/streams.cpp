@@ -96,10 +96,13 @@ thread_local Noted noted;
 
 }  // namespace
 
-c10::Stream current_stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(counted_device()); }
+c10::Stream current_stream() {
+  static const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  return cuda.getStream(counted_device());
+}
 
 void note_stream() {
-  if (counted_device().is_cpu()) return;
+  if (!counts_accelerator()) return;
   c10::Stream stream = current_stream();
   if (C10_LIKELY(stream.id() == noted.id)) return;
   void* handle = stream.native_handle();
@@ -107,7 +110,7 @@ void note_stream() {
 }
 
 void note_stream_of_bytes(void* stream) {
-  if (!counted_device().is_cpu()) streams().add(Streams::unnamed(stream), stream);
+  if (counts_accelerator()) streams().add(Streams::unnamed(stream), stream);
 }
 
 void* noted_stream() { return noted.handle; }

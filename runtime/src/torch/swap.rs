@@ -241,6 +241,7 @@ impl Residency {
             (Some(Fault::Copy(error)), Some(version)) if self.ancestry.can_drop(version) => {
                 // What goes there does not come back.
                 self.swap_refused.get_or_insert(error);
+                self.give_up(entry, version)?;
                 self.free_copy(entry);
                 self.live_mut(entry)?.place = Place::Dropped;
                 self.ancestry.drop_bytes(version);

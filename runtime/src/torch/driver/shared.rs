@@ -162,6 +162,7 @@ impl Shared {
     pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
         let mut driver = self.lock();
         driver.absorb_deaths()?;
+        driver.tell_orphans()?;
         // What is due before an operator that is still to come has to wait for that to be looked at.
         if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
             driver = self.carry_out(driver)?;
@@ -208,6 +209,7 @@ impl Shared {
         let mut driver = self.lock();
         driver.follows = follows;
         driver.absorb_deaths()?;
+        driver.tell_orphans()?;
         driver.settle_end();
         driver.residency.settle_fresh();
         let mut driver = self.carry_out(driver)?;
