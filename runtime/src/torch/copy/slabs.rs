@@ -3,7 +3,8 @@
 //! A pool knows how much memory it has given out and kept. Where memory comes from is a [`Memory`]'s affair; who may
 //! touch a slab when is settled by tickets.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
@@ -99,8 +100,11 @@ struct Account {
     held_bytes: usize,
     high_water_bytes: usize,
     kept_bytes: usize,
-    /// Oldest first.
-    vacant: VecDeque<Vacant>,
+    /// By when it was put back.
+    vacant: BTreeMap<u64, Vacant>,
+    /// The same by size, and of that what was put back last first.
+    by_size: BTreeSet<(usize, Reverse<u64>)>,
+    puts: u64,
 }
 
 /// Slow memory is used again for what is smaller than it by at most one part in so many: where shapes change, sizes seldom
@@ -165,8 +169,7 @@ impl Pool {
 
     fn keep_at_most(&self, account: &mut Account, bytes: usize) {
         while account.kept_bytes > bytes {
-            let oldest = account.vacant.pop_front().expect("what is kept is vacant");
-            account.kept_bytes -= oldest.bytes;
+            let oldest = account.remove_oldest().expect("what is kept is vacant");
             // SAFETY: it came from this memory, and nobody has it.
             unsafe { self.memory.release(oldest.start, oldest.bytes, oldest.last_uses) };
         }
@@ -175,8 +178,7 @@ impl Pool {
     fn put(&self, vacant: Vacant) {
         let mut account = self.account();
         account.held_bytes -= vacant.bytes;
-        account.kept_bytes += vacant.bytes;
-        account.vacant.push_back(vacant);
+        account.insert(vacant);
         let room = self.limit_bytes - account.held_bytes;
         let most = if self.is_slow { room } else { room.min(account.high_water_bytes) };
         self.keep_at_most(&mut account, most);
@@ -195,14 +197,27 @@ impl Pool {
 }
 
 impl Account {
-    /// The smallest memory of such a size, and of that what was used last.
-    fn take_vacant(&mut self, sizes: RangeInclusive<usize>) -> Option<Vacant> {
-        let last_first = self.vacant.iter().enumerate().rev();
-        let fitting = last_first.filter(|(_, vacant)| sizes.contains(&vacant.bytes));
-        let (index, _) = fitting.min_by_key(|(_, vacant)| vacant.bytes)?;
-        let vacant = self.vacant.remove(index)?;
+    fn insert(&mut self, vacant: Vacant) {
+        self.puts += 1;
+        self.kept_bytes += vacant.bytes;
+        self.by_size.insert((vacant.bytes, Reverse(self.puts)));
+        self.vacant.insert(self.puts, vacant);
+    }
+
+    fn remove_oldest(&mut self) -> Option<Vacant> {
+        let (put, vacant) = self.vacant.pop_first()?;
+        self.by_size.remove(&(vacant.bytes, Reverse(put)));
         self.kept_bytes -= vacant.bytes;
         Some(vacant)
+    }
+
+    /// The smallest memory of such a size, and of that what was used last.
+    fn take_vacant(&mut self, sizes: RangeInclusive<usize>) -> Option<Vacant> {
+        let (latest, first) = (Reverse(u64::MAX), Reverse(0));
+        let &found = self.by_size.range((*sizes.start(), latest)..=(*sizes.end(), first)).next()?;
+        self.by_size.remove(&found);
+        self.kept_bytes -= found.0;
+        self.vacant.remove(&found.1.0)
     }
 }
 
