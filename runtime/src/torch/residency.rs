@@ -343,9 +343,11 @@ impl Residency {
     /// lets go of that; roots alone otherwise. Returns whether anything was let go of.
     pub(crate) fn hold_near(&mut self, near: bool) -> Result<bool, Fault> {
         let held = self.ancestry.hold_near(near);
-        let is_any = !held.is_empty();
+        if held.is_empty() {
+            return Ok(false);
+        }
         let gone: Vec<Result<bool, Fault>> = held.into_iter().map(|version| self.hold_above(version)).collect();
-        gone.into_iter().collect::<Result<Vec<bool>, Fault>>().map(|_| is_any)
+        gone.into_iter().find(Result::is_err).unwrap_or(Ok(true))
     }
 
     /// Holds what a version is made from in its stead, if it is held though it could be made again. Whether it was.
