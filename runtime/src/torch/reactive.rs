@@ -4,7 +4,7 @@
 //! estimated here: a storage idle for so long is expected to stay idle for as long again (Lindy's rule), and copies
 //! hide behind nothing.
 
-use super::residency::{Ending, Fault, Live, Place, Residency};
+use super::residency::{Ending, Fault, Live, Place, Residency, Swaps};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
 use crate::features::{Ahead, Describer, Scene};
@@ -170,7 +170,16 @@ impl Residency {
                 return Ok(true);
             }
         }
-        self.release_cheapest_expected()
+        Ok(self.release_cheapest_expected()? || self.tries_swaps_again())
+    }
+
+    /// Whether what was refused is tried again: nothing else is left, and a slow tier that was full may have room by now.
+    fn tries_swaps_again(&mut self) -> bool {
+        let again = self.reactive.actions.swap && self.swaps.are_refused && self.swaps.more_tries > 0;
+        if again {
+            self.swaps = Swaps { are_refused: false, more_tries: self.swaps.more_tries - 1 };
+        }
+        again
     }
 
     fn finish_oldest_offload(&mut self) -> Result<bool, Fault> {
@@ -338,7 +347,7 @@ impl Residency {
             dropped_children_bytes: children.map_or(0, |version| version.dropped_children_bytes),
             dropped_children_ns: children.map_or(0, |version| version.dropped_children_ns),
             used_again: true,
-            can_swap: swap && self.swap_refused.is_none(),
+            can_swap: swap && !self.swaps.are_refused,
             can_recompute,
         }
     }

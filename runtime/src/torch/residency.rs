@@ -115,6 +115,24 @@ pub(crate) enum Ending {
     Fetching,
 }
 
+/// How often an iteration swaps all the same, after copies to the slow tier have failed, where nothing else is left.
+const LAST_RESORTS: u32 = 4;
+
+/// Whether storages go to the slow tier, in an iteration in which copies may have failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Swaps {
+    /// One has: nothing is swapped any more, but where nothing else is left.
+    pub(crate) are_refused: bool,
+    /// How often that is tried yet.
+    pub(crate) more_tries: u32,
+}
+
+impl Default for Swaps {
+    fn default() -> Self {
+        Swaps { are_refused: false, more_tries: LAST_RESORTS }
+    }
+}
+
 /// The table of live storages.
 pub(crate) struct Residency {
     pub(super) live: Vec<Option<Live>>,
@@ -128,8 +146,7 @@ pub(crate) struct Residency {
     held: BTreeSet<Entry>,
     /// Offloads whose bytes a plan takes for released: they are when somebody needs them.
     pub(super) unreleased: VecDeque<Entry>,
-    /// Why nothing is swapped any more in this iteration.
-    pub(super) swap_refused: Option<CopyError>,
+    pub(crate) swaps: Swaps,
     pub(super) rebuilds: u32,
     pub(crate) ending: Ending,
     /// Whether the line does not count: restoring everything takes more than the budget.
@@ -162,7 +179,7 @@ impl Residency {
             dropped: BTreeSet::new(),
             held: BTreeSet::new(),
             unreleased: VecDeque::new(),
-            swap_refused: None,
+            swaps: Swaps::default(),
             rebuilds: 0,
             ending: Ending::No,
             exempt: false,
@@ -619,7 +636,7 @@ impl Residency {
         self.live.iter_mut().flatten().for_each(|live| live.version = None);
         self.ancestry.clear();
         self.prune_at = MAKERS_MIN;
-        self.swap_refused = None;
+        self.swaps = Swaps::default();
     }
 
     /// The size of a storage now; one that changed its size past an operator's notice is locked from then on.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::copy::{CopyError, DeviceBytes, Ticket};
 use super::events::Channel;
-use super::residency::{Fault, Live, Place, Residency};
+use super::residency::{Fault, Live, Place, Residency, Swaps};
 use super::shim::{self, Entry, RawAccess, ShimError};
 use crate::hardware::Tier;
 
@@ -39,7 +39,7 @@ impl Residency {
                 for &entry in entries {
                     shim::unpark(entry)?;
                 }
-                self.refuse_swap(error.clone());
+                self.refuse_swaps();
                 return Err(error.into());
             }
         };
@@ -57,10 +57,10 @@ impl Residency {
         Ok(())
     }
 
-    /// A copy to the slow tier failed: nothing else goes there in this iteration.
-    pub(super) fn refuse_swap(&mut self, error: CopyError) {
+    /// A copy to the slow tier failed: nothing else goes there in this iteration, unless nothing else can be done.
+    fn refuse_swaps(&mut self) {
         self.report.failed_copies += 1;
-        self.swap_refused = Some(error);
+        self.swaps.are_refused = true;
     }
 
     /// Waits for an offload and releases the device bytes. Where the copy failed they are put back in place.
@@ -73,7 +73,7 @@ impl Residency {
                 shim::unpark(entry)?;
                 self.live_mut(entry)?.place = Place::Resident;
                 self.free_copy(entry);
-                self.refuse_swap(error.clone());
+                self.refuse_swaps();
                 return Err(error.into());
             }
             self.events.copy_ended(Channel::Offload, entry);
@@ -111,10 +111,10 @@ impl Residency {
             self.events.copy_ended(Channel::Offload, entry);
             shim::unpark(entry)?;
             self.live_mut(entry)?.place = Place::Resident;
-            if let Err(error) = waited {
+            if waited.is_err() {
                 // The copy is worth nothing; the bytes never left.
                 self.free_copy(entry);
-                self.refuse_swap(error);
+                self.refuse_swaps();
             }
         }
         Ok(())
@@ -238,9 +238,9 @@ impl Residency {
             return Ok(());
         }
         match (last, self.live(entry)?.version) {
-            (Some(Fault::Copy(error)), Some(version)) if self.ancestry.can_drop(version) => {
+            (Some(Fault::Copy(_)), Some(version)) if self.ancestry.can_drop(version) => {
                 // What goes there does not come back.
-                self.swap_refused.get_or_insert(error);
+                self.swaps = Swaps { are_refused: true, more_tries: 0 };
                 self.give_up(entry, version)?;
                 self.free_copy(entry);
                 self.live_mut(entry)?.place = Place::Dropped;

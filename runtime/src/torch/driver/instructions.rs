@@ -148,7 +148,7 @@ impl Driver {
         let mut entries = self.entries(leader, storages, |place| matches!(place, Place::Resident));
         entries.retain(|&entry| self.residency.get(entry).is_some_and(Live::is_idle));
         if !entries.is_empty() {
-            if self.residency.swap_refused.is_some() {
+            if self.residency.swaps.are_refused {
                 return Ok(false);
             }
             self.residency.offload(&entries, tier)?;
