@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(crate) use self::shared::{Open, Shared};
 use super::ancestry::MakerId;
 use super::ladder::{Fit, Rung};
-use super::program::{Follows, Program};
+use super::program::{Follows, Need, Program};
 use super::recompute::Rebuild;
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
 use super::report::{Course, IterationReport, Predicted};
@@ -451,8 +451,10 @@ impl Driver {
 
     fn wish(&self) -> Wish {
         let followed = self.leader.filter(|_| self.acts);
+        // Should the program depart from its plan, what cannot be made again can be swapped.
+        let least = if self.residency.can_rely_on_swaps() { Need::Rerun } else { Need::Spare };
         let recipe = self.keeps_all_recipes
-            || followed.map_or(self.keeps_recipes, |leader| self.programs[leader].wants_recipe());
+            || followed.map_or(self.keeps_recipes, |leader| self.programs[leader].wants_recipe(least));
         let watch = recipe || self.recording.is_some() && self.record != Record::Times;
         // What an operator costs that is known stands in its trace.
         let costs_wanted = recipe && self.leader.is_none();

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
 use super::shim::{Entry, RawOperator};
-use crate::lineage::{EVICTION_FLOOR_BYTES, Edges, Lineage, VersionId};
+use crate::lineage::{EVICTION_FLOOR_BYTES, Edges, Lineage, Version, VersionId};
 use crate::plan::{Action, Plan};
 use crate::schedule::{Instruction, Schedule};
 use crate::timeline::Prediction;
-use crate::trace::{OperatorId, StorageId, Trace};
+use crate::trace::{OperatorId, Phase, StorageId, Trace};
 
 /// A trace with its lineage.
 #[derive(Clone)]
@@ -51,32 +51,42 @@ impl Known {
     }
 }
 
+/// What an operator's recipe is needed for, the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// What is dropped goes back to it. It is run again only if the program departs from the plan, and what was made by it is
+    /// dropped, too.
+    Spare,
+    /// It is run again, or would be to restore what is dropped at any time until that is needed.
+    Rerun,
+}
+
 /// What to do while the program runs.
 pub(crate) struct Scheduled {
     pub(crate) plan: Plan,
     pub(crate) schedule: Schedule,
     pub(crate) prediction: Option<Prediction>,
-    /// Operators that may have to be rerun.
-    recipe_wanted: Vec<bool>,
+    /// Per operator: what its recipe is needed for, if for anything.
+    recipes: Vec<Option<Need>>,
     /// Per storage: the first step that moves it, if any does.
     first_move: Vec<Option<usize>>,
 }
 
 impl Scheduled {
     pub(crate) fn new(known: &Known, plan: Plan, schedule: Schedule, prediction: Option<Prediction>) -> Self {
-        let recipe_wanted = ancestry(&known.trace, &known.lineage, &plan);
+        let recipes = recipes(&known.trace, &known.lineage, &plan);
         let mut first_move = vec![None; known.trace.storages.len()];
         for (step, (_, instruction)) in schedule.steps().iter().enumerate() {
             if let Some(storage) = instruction.storage() {
                 first_move[storage.index()].get_or_insert(step);
             }
         }
-        Scheduled { plan, schedule, prediction, recipe_wanted, first_move }
+        Scheduled { plan, schedule, prediction, recipes, first_move }
     }
 
-    /// Whether an operator may have to be rerun.
-    pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
-        self.recipe_wanted.get(operator).copied().unwrap_or(false)
+    /// Whether the recipe of an operator is needed for that `least`.
+    pub(crate) fn wants_recipe(&self, operator: usize, least: Need) -> bool {
+        self.recipes.get(operator).copied().flatten() >= Some(least)
     }
 
     /// Whether the plan is predicted to exceed its budget.
@@ -580,9 +590,9 @@ impl Program {
         format!("{}: it failed", self.place())
     }
 
-    /// Whether the operator that comes next may have to be rerun.
-    pub(crate) fn wants_recipe(&self) -> bool {
-        self.ladder.wants_recipe(self.operator)
+    /// Whether the recipe of the operator that comes next is needed for that `least`.
+    pub(crate) fn wants_recipe(&self, least: Need) -> bool {
+        self.ladder.wants_recipe(self.operator, least)
     }
 
     /// What the operator under way takes, as recorded.
@@ -860,19 +870,32 @@ pub(super) fn put<T: Clone + Default>(table: &mut Vec<T>, index: usize, item: T)
     table[index] = item;
 }
 
-/// Which operators may be rerun under `plan`.
-fn ancestry(trace: &Trace, lineage: &Lineage, plan: &Plan) -> Vec<bool> {
-    let mut wanted = vec![false; trace.operators.len()];
-    let mut seen = vec![false; lineage.versions().len()];
-    let recomputed = lineage.windows().iter().zip(plan.actions()).filter(|&(_, &action)| action == Action::Recompute);
-    let mut stack: Vec<VersionId> = recomputed.map(|(window, _)| window.version).collect();
-    while let Some(version) = stack.pop() {
-        if !std::mem::replace(&mut seen[version.index()], true)
-            && let Some(producer) = lineage.version(version).producer
-        {
-            wanted[producer.index()] = true;
-            stack.extend(lineage.replay_inputs(producer));
+/// Which operators' recipes are of use under `plan`, and for what.
+fn recipes(trace: &Trace, lineage: &Lineage, plan: &Plan) -> Vec<Option<Need>> {
+    let mut recipes = vec![None; trace.operators.len()];
+    let windows = lineage.windows().iter().zip(plan.actions());
+    let dropped = windows.filter(|&(_, &action)| action == Action::Recompute).map(|(window, _)| window);
+    for need in [Need::Spare, Need::Rerun] {
+        // Until when versions may have to be made again.
+        let mut seen = vec![None; lineage.versions().len()];
+        let mut stack: Vec<_> = dropped.clone().map(|window| (window.version, window.last_operator())).collect();
+        while let Some((version, until)) = stack.pop() {
+            let known = &mut seen[version.index()];
+            if known.is_some_and(|known| need == Need::Spare || known >= until) {
+                continue;
+            }
+            *known = Some(until);
+            let Some(producer) = lineage.version(version).producer else { continue };
+            recipes[producer.index()] = Some(need);
+            // A gradient that stands is not held: see `Ancestry`.
+            let serves = |&input: &VersionId| {
+                let Version { until: stands_until, producer, .. } = *lineage.version(input);
+                let is_gradient = producer.is_some_and(|maker| trace.operators[maker.index()].phase == Phase::Backward);
+                stands_until as usize >= until && !is_gradient
+            };
+            let inputs = lineage.replay_inputs(producer).iter().copied();
+            stack.extend(inputs.filter(|input| need == Need::Spare || !serves(input)).map(|input| (input, until)));
         }
     }
-    wanted
+    recipes
 }

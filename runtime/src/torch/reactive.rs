@@ -4,7 +4,7 @@
 //! estimated here: a storage idle for so long is expected to stay idle for as long again (Lindy's rule), and copies
 //! hide behind nothing.
 
-use super::residency::{Ending, Fault, Live, Place, Residency, Swaps};
+use super::residency::{Ending, Fault, Live, Place, Residency};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
 use crate::features::{Ahead, Describer, Scene};
@@ -78,6 +78,11 @@ impl Residency {
     /// Whether so many bytes more fit under the line.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         shim::live_bytes().saturating_add(bytes) <= self.reactive.line_bytes
+    }
+
+    /// Whether storages may be swapped when bytes run out, and no copy has ever failed.
+    pub(crate) fn can_rely_on_swaps(&self) -> bool {
+        self.reactive.actions.swap && !self.swaps.have_failed
     }
 
     /// Evicts until `wanted_bytes` more fit under the line.
@@ -177,7 +182,8 @@ impl Residency {
     fn tries_swaps_again(&mut self) -> bool {
         let again = self.reactive.actions.swap && self.swaps.are_refused && self.swaps.more_tries > 0;
         if again {
-            self.swaps = Swaps { are_refused: false, more_tries: self.swaps.more_tries - 1 };
+            self.swaps.are_refused = false;
+            self.swaps.more_tries -= 1;
         }
         again
     }

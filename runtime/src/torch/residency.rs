@@ -125,11 +125,13 @@ pub(crate) struct Swaps {
     pub(crate) are_refused: bool,
     /// How often that is tried yet.
     pub(crate) more_tries: u32,
+    /// Whether one has in any iteration.
+    pub(crate) have_failed: bool,
 }
 
 impl Default for Swaps {
     fn default() -> Self {
-        Swaps { are_refused: false, more_tries: LAST_RESORTS }
+        Swaps { are_refused: false, more_tries: LAST_RESORTS, have_failed: false }
     }
 }
 
@@ -636,7 +638,7 @@ impl Residency {
         self.live.iter_mut().flatten().for_each(|live| live.version = None);
         self.ancestry.clear();
         self.prune_at = MAKERS_MIN;
-        self.swaps = Swaps::default();
+        self.swaps = Swaps { have_failed: self.swaps.have_failed, ..Swaps::default() };
     }
 
     /// The size of a storage now; one that changed its size past an operator's notice is locked from then on.

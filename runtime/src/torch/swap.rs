@@ -61,6 +61,7 @@ impl Residency {
     fn refuse_swaps(&mut self) {
         self.report.failed_copies += 1;
         self.swaps.are_refused = true;
+        self.swaps.have_failed = true;
     }
 
     /// Waits for an offload and releases the device bytes. Where the copy failed they are put back in place.
@@ -240,7 +241,7 @@ impl Residency {
         match (last, self.live(entry)?.version) {
             (Some(Fault::Copy(_)), Some(version)) if self.ancestry.can_drop(version) => {
                 // What goes there does not come back.
-                self.swaps = Swaps { are_refused: true, more_tries: 0 };
+                self.swaps = Swaps { are_refused: true, more_tries: 0, have_failed: true };
                 self.give_up(entry, version)?;
                 self.free_copy(entry);
                 self.live_mut(entry)?.place = Place::Dropped;
