@@ -308,7 +308,7 @@ impl Residency {
                     if let Place::Offloading(ticket) | Place::Prefetching(ticket) = &live.place {
                         // The copy reads or writes bytes that `forget` frees. A dead worker touches them no more.
                         let _ = self.wait(ticket);
-                        self.offloading.retain(|other| *other != entry);
+                        self.has_left(entry);
                     }
                     if let Some(copy) = live.copy.take() {
                         self.engine.free(copy);

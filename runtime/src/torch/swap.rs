@@ -64,9 +64,16 @@ impl Residency {
         self.swaps.have_failed = true;
     }
 
+    /// Its offload is not under way any more. Mostly it is the oldest.
+    pub(super) fn has_left(&mut self, entry: Entry) {
+        if let Some(place) = self.offloading.iter().position(|&other| other == entry) {
+            self.offloading.remove(place);
+        }
+    }
+
     /// Waits for an offload and releases the device bytes. Where the copy failed they are put back in place.
     pub(crate) fn finish_offload(&mut self, entry: Entry) -> Result<(), Fault> {
-        self.offloading.retain(|other| *other != entry);
+        self.has_left(entry);
         // The program may have let go of it meanwhile; then its bytes are free already.
         if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
             let ticket = ticket.clone();
@@ -105,7 +112,7 @@ impl Residency {
 
     /// Waits for an offload and puts the bytes back in place: the program wants them already.
     pub(crate) fn recall(&mut self, entry: Entry) -> Result<(), Fault> {
-        self.offloading.retain(|other| *other != entry);
+        self.has_left(entry);
         if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
             let ticket = ticket.clone();
             let waited = self.wait(&ticket);

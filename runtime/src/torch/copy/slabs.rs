@@ -3,8 +3,7 @@
 //! A pool knows how much memory it has given out and kept. Where memory comes from is a [`Memory`]'s affair; who may
 //! touch a slab when is settled by tickets.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
@@ -100,10 +99,8 @@ struct Account {
     held_bytes: usize,
     high_water_bytes: usize,
     kept_bytes: usize,
-    /// By when it was put back.
-    vacant: BTreeMap<u64, Vacant>,
-    /// The same by size, and of that what was put back last first.
-    by_size: BTreeSet<(usize, Reverse<u64>)>,
+    /// By size, and of that by when it was put back, oldest first.
+    vacant: BTreeMap<usize, VecDeque<(u64, Vacant)>>,
     puts: u64,
 }
 
@@ -200,24 +197,33 @@ impl Account {
     fn insert(&mut self, vacant: Vacant) {
         self.puts += 1;
         self.kept_bytes += vacant.bytes;
-        self.by_size.insert((vacant.bytes, Reverse(self.puts)));
-        self.vacant.insert(self.puts, vacant);
+        self.vacant.entry(vacant.bytes).or_default().push_back((self.puts, vacant));
     }
 
     fn remove_oldest(&mut self) -> Option<Vacant> {
-        let (put, vacant) = self.vacant.pop_first()?;
-        self.by_size.remove(&(vacant.bytes, Reverse(put)));
-        self.kept_bytes -= vacant.bytes;
-        Some(vacant)
+        let oldest = self.vacant.iter().min_by_key(|(_, alike)| alike.front().map(|&(put, _)| put));
+        let &bytes = oldest?.0;
+        self.remove(bytes, VecDeque::pop_front)
     }
 
     /// The smallest memory of such a size, and of that what was used last.
     fn take_vacant(&mut self, sizes: RangeInclusive<usize>) -> Option<Vacant> {
-        let (latest, first) = (Reverse(u64::MAX), Reverse(0));
-        let &found = self.by_size.range((*sizes.start(), latest)..=(*sizes.end(), first)).next()?;
-        self.by_size.remove(&found);
-        self.kept_bytes -= found.0;
-        self.vacant.remove(&found.1.0)
+        let (&bytes, _) = self.vacant.range(sizes).next()?;
+        self.remove(bytes, VecDeque::pop_back)
+    }
+
+    fn remove(
+        &mut self,
+        bytes: usize,
+        which: impl FnOnce(&mut VecDeque<(u64, Vacant)>) -> Option<(u64, Vacant)>,
+    ) -> Option<Vacant> {
+        let alike = self.vacant.get_mut(&bytes)?;
+        let (_, vacant) = which(alike)?;
+        if alike.is_empty() {
+            self.vacant.remove(&bytes);
+        }
+        self.kept_bytes -= bytes;
+        Some(vacant)
     }
 }
 
