@@ -125,6 +125,10 @@ impl CopyEngine for Shared {
         lock(&self.0).tiers()
     }
 
+    fn dependable_bytes(&self) -> u64 {
+        lock(&self.0).dependable_bytes()
+    }
+
     fn copies(&self) -> Vec<TierCopies> {
         lock(&self.0).copies()
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket};
+use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket, TierUse};
 use plimsoll_runtime::torch::{
     Budget, CopyEngine, CopyError, DeviceBytes, HostEngine, IterationReport, Report, Runtime,
 };
@@ -84,6 +84,10 @@ impl CopyEngine for Failing {
     fn high_water_bytes(&self) -> u64 {
         self.inner.high_water_bytes()
     }
+
+    fn tiers(&self) -> Vec<TierUse> {
+        self.inner.tiers()
+    }
 }
 
 fn iterate(workload: &mut Perceptron, _: usize) -> f64 {
@@ -137,7 +141,8 @@ const SWAP_ONLY: ActionSet = ActionSet { swap: true, recompute: false };
 #[test]
 fn a_slow_tier_that_is_full_makes_way_for_recompute() {
     let _running = one_at_a_time();
-    for from in [0, 1, 5] {
+    // In the last case some iterations have been planned.
+    for from in [0, 1, 5, 9] {
         let (reports, report, failures) = under(ActionSet::ALL, Call::Offload, from, usize::MAX);
         assert!(failures > 0, "no copy was made after {from}");
         assert_eq!(report.failed_copies as usize, failures);

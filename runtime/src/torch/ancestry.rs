@@ -84,7 +84,7 @@ pub(crate) struct Maker<R> {
     anchors: u32,
 }
 
-/// What the owner has to do about the storages of roots.
+/// What the owner has to do about a storage that others are to be rebuilt from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Custody {
     /// Keep the storage alive.
@@ -300,7 +300,7 @@ impl<R> Ancestry<R> {
         debug_assert!(seen.is_current && !seen.is_dropped && seen.hold == Hold::No);
         self.version_mut(version).is_dropped = true;
         self.tell_parents(version, true);
-        self.anchor(vec![version], None);
+        self.anchor(vec![version]);
     }
 
     /// The storage of `version` has its bytes again, or has died.
@@ -405,7 +405,9 @@ impl<R> Ancestry<R> {
     pub(crate) fn anchor_above(&mut self, version: VersionId) -> bool {
         let is_near = self.version(version).hold == Hold::Near && self.is_rebuildable(version);
         if is_near && let Some(maker) = self.version(version).maker {
-            self.anchor(Vec::new(), Some(maker));
+            let mut above = Vec::new();
+            self.anchor_through(maker, &mut above);
+            self.anchor(above);
         }
         is_near
     }
@@ -422,9 +424,8 @@ impl<R> Ancestry<R> {
         }
     }
 
-    /// Anchors what `maker` reads, for the sake of one of its outputs, and every version in `stack`.
-    fn anchor(&mut self, mut stack: Vec<VersionId>, maker: Option<MakerId>) {
-        maker.into_iter().for_each(|maker| self.anchor_through(maker, &mut stack));
+    /// Anchors every version in `stack`, once more where it is anchored.
+    fn anchor(&mut self, mut stack: Vec<VersionId>) {
         while let Some(top) = stack.pop() {
             let (rebuildable, near) = (self.is_rebuildable(top), self.holds_near);
             let anchored = self.version_mut(top);

@@ -142,7 +142,7 @@ pub(crate) struct Driver {
     legacies: Legacies,
     orphans: BTreeSet<Entry>,
     /// Held storages that the program should have let go of by now, and that are asked about until they go.
-    late: Vec<Entry>,
+    late: BTreeSet<Entry>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
     /// Whether every operator's recipe is kept while nothing is planned.
@@ -175,7 +175,7 @@ impl Driver {
             survivors: HashMap::new(),
             legacies: Legacies::default(),
             orphans: BTreeSet::new(),
-            late: Vec::new(),
+            late: BTreeSet::new(),
             refusal: None,
             keeps_recipes: false,
             keeps_all_recipes: false,
@@ -253,8 +253,8 @@ impl Driver {
         if self.residency.held().is_empty() {
             return Ok(());
         }
-        let mut suspects = std::mem::take(&mut self.late);
-        let known = suspects.len();
+        let late = std::mem::take(&mut self.late);
+        let mut suspects = late.clone();
         match self.recording {
             Some(_) => suspects.extend(self.residency.held()),
             // Programs ask for no more than what should be gone by now.
@@ -263,13 +263,16 @@ impl Driver {
                 suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
             }
         }
-        for (index, entry) in suspects.into_iter().enumerate() {
+        for entry in suspects {
             let was_told = self.orphans.contains(&entry);
-            if (was_told && index >= known) || !self.residency.held().contains(&entry) {
+            if (was_told && !late.contains(&entry)) || !self.residency.held().contains(&entry) {
                 continue;
             }
             if !shim::is_orphan(entry)? {
-                self.late.push(entry);
+                // Where there is a recording, all that is held is asked about next time.
+                if self.recording.is_none() {
+                    self.late.insert(entry);
+                }
                 continue;
             }
             if !was_told {
@@ -280,14 +283,10 @@ impl Driver {
                 self.orphans.insert(entry);
             }
             if !self.residency.relinquish(entry)? {
-                self.late.push(entry);
+                self.late.insert(entry);
             }
             // What comes next may have been made from it.
             self.absorb_deaths()?;
-        }
-        if self.recording.is_some() {
-            // All that is held is asked about next time.
-            self.late.retain(|entry| self.orphans.contains(entry));
         }
         Ok(())
     }

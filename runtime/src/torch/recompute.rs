@@ -87,27 +87,39 @@ impl Residency {
             return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
         }
         self.give_up(entry, version)?;
+        self.absorb_freed()?;
+        if self.get(entry).is_none() {
+            // Nothing but dropped storages had kept it.
+            return Ok(());
+        }
         // They are handed out again in the order of one stream, and others may still read them.
         shim::join_streams()?;
         shim::park(entry)?;
         self.free_copy(entry);
-        self.live_mut(entry)?.place = Place::Dropped;
+        if let Err(fault) = self.count_as_dropped(entry, version) {
+            shim::unpark(entry)?;
+            return Err(fault);
+        }
+        shim::release(entry)?;
+        Ok(())
+    }
+
+    /// Holds what a storage is to be rebuilt from, whose bytes go now. Where that is gone, nothing changes.
+    pub(super) fn count_as_dropped(&mut self, entry: Entry, version: VersionId) -> Result<(), Fault> {
+        let before = std::mem::replace(&mut self.live_mut(entry)?.place, Place::Dropped);
         loop {
             self.ancestry.drop_bytes(version);
             self.dropped.insert(version);
-            let Err(fault) = self.take_custody() else { break };
+            let Err(fault) = self.take_custody() else { return Ok(()) };
             // Something that was to be held has died: it may do without.
             self.dropped.remove(&version);
             self.ancestry.restored(version);
             self.take_custody()?;
             if !self.ancestry.can_drop(version) {
-                shim::unpark(entry)?;
-                self.live_mut(entry)?.place = Place::Resident;
+                self.live_mut(entry)?.place = before;
                 return Err(fault);
             }
         }
-        shim::release(entry)?;
-        Ok(())
     }
 
     /// A storage that is about to be dropped is not held for the sake of others any more: what it is made from is.

@@ -115,23 +115,25 @@ pub(crate) enum Ending {
     Fetching,
 }
 
-/// How often an iteration swaps all the same, after copies to the slow tier have failed, where nothing else is left.
+/// How often an iteration goes back to swaps, after a copy to the slow tier has failed, where nothing else is left.
 const LAST_RESORTS: u32 = 4;
 
 /// Whether storages go to the slow tier, in an iteration in which copies may have failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Swaps {
-    /// One has: nothing is swapped any more, but where nothing else is left.
+    /// One has: nothing is swapped, until nothing else is left.
     pub(crate) are_refused: bool,
-    /// How often that is tried yet.
+    /// How often they may yet be tried again then.
     pub(crate) more_tries: u32,
     /// Whether one has in any iteration.
     pub(crate) have_failed: bool,
+    /// Whether all that the device may hold can go there unless the device fails.
+    pub(crate) are_dependable: bool,
 }
 
 impl Default for Swaps {
     fn default() -> Self {
-        Swaps { are_refused: false, more_tries: LAST_RESORTS, have_failed: false }
+        Swaps { are_refused: false, more_tries: LAST_RESORTS, have_failed: false, are_dependable: false }
     }
 }
 
@@ -140,7 +142,7 @@ pub(crate) struct Residency {
     pub(super) live: Vec<Option<Live>>,
     pub(crate) ancestry: Ancestry<Recipe>,
     pub(super) engine: Box<dyn CopyEngine>,
-    /// Offloads under way, oldest first. Some may have been recalled since.
+    /// Offloads under way, oldest first.
     pub(super) offloading: VecDeque<Entry>,
     /// Versions that stand beside the program, oldest first.
     pub(super) beside: Vec<VersionId>,
@@ -365,8 +367,19 @@ impl Residency {
         if held.is_empty() {
             return Ok(false);
         }
-        let gone: Vec<Result<bool, Fault>> = held.into_iter().map(|version| self.hold_above(version)).collect();
-        gone.into_iter().find(Result::is_err).unwrap_or(Ok(true))
+        let (mut is_read, mut gone) = (false, Ok(true));
+        for version in held {
+            if self.ancestry.version(version).is_wanted() {
+                is_read = true;
+            } else if let Err(fault) = self.hold_above(version) {
+                gone = Err(fault);
+            }
+        }
+        if is_read {
+            // A rerun in another thread is about to. What it reads is looked at again when the next operator arrives.
+            self.ancestry.hold_near(true);
+        }
+        gone
     }
 
     /// Holds what a version is made from in its stead, if it is held though it could be made again. Whether it was.
@@ -386,7 +399,14 @@ impl Residency {
     /// What a storage holds is about to go. Where dropped storages are to be rebuilt from it, what it is made from is held in its stead,
     /// or what was made from it. Whether they can do without it.
     fn let_go(&mut self, version: VersionId) -> Result<bool, Fault> {
-        if !self.ancestry.is_held(version) || self.hold_above(version)? {
+        if !self.ancestry.is_held(version) {
+            return Ok(true);
+        }
+        // A rerun, in another thread perhaps, is to read it where it stands.
+        if self.ancestry.version(version).is_wanted() {
+            return Ok(false);
+        }
+        if self.hold_above(version)? {
             return Ok(true);
         }
         let is_relinquished = self.ancestry.relinquish(version);
@@ -398,7 +418,8 @@ impl Residency {
     /// using it, so that this could be looked at.
     pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<bool, Fault> {
         let live = self.live(entry)?;
-        let is_used = live.users + live.awaited > 0;
+        let is_wanted = live.version.is_some_and(|version| self.ancestry.version(version).is_wanted());
+        let is_used = live.users + live.awaited > 0 || is_wanted;
         if let Some(version) = live.version.filter(|_| !is_used) {
             self.let_go(version)?;
         }

@@ -101,8 +101,7 @@ impl Residency {
         Ok(())
     }
 
-    /// Waits for an offload and releases the device bytes. Where the copy failed they are back in place, and nothing is swapped from
-    /// then on.
+    /// Waits for an offload and releases the device bytes. Where the copy failed they are back in place, and swaps are refused.
     pub(super) fn settle_offload(&mut self, entry: Entry) -> Result<(), Fault> {
         match self.finish_offload(entry) {
             Err(Fault::Copy(_)) | Ok(()) => Ok(()),
@@ -248,13 +247,11 @@ impl Residency {
         match (last, self.live(entry)?.version) {
             (Some(Fault::Copy(_)), Some(version)) if self.ancestry.can_drop(version) => {
                 // What goes there does not come back.
-                self.swaps = Swaps { are_refused: true, more_tries: 0, have_failed: true };
+                self.swaps = Swaps { are_refused: true, more_tries: 0, have_failed: true, ..self.swaps };
                 self.give_up(entry, version)?;
+                self.count_as_dropped(entry, version)?;
                 self.free_copy(entry);
-                self.live_mut(entry)?.place = Place::Dropped;
-                self.ancestry.drop_bytes(version);
-                self.dropped.insert(version);
-                self.take_custody()
+                Ok(())
             }
             (Some(fault), _) => Err(Fault::Broken(format!(
                 "{} bytes cannot be read back from the slow tier, which still holds them: {fault}",

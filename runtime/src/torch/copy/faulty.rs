@@ -144,6 +144,11 @@ impl CopyEngine for FaultyEngine {
         self.inner.tiers()
     }
 
+    /// Without end, though it may fail: so that what counts on it is tested.
+    fn dependable_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
     fn copies(&self) -> Vec<TierCopies> {
         self.inner.copies()
     }

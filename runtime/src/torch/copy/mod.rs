@@ -220,6 +220,12 @@ pub trait CopyEngine: Send {
         Vec::new()
     }
 
+    /// Bytes that there is room for, beside the most that there ever were, and whose copies fail only where the device does. None where
+    /// the host's threads or its files may fail, too.
+    fn dependable_bytes(&self) -> u64 {
+        0
+    }
+
     /// What the copies so far took, by tier: how fast the link is while the job runs. Nothing where that is not known.
     fn copies(&self) -> Vec<TierCopies> {
         Vec::new()

@@ -329,6 +329,11 @@ impl CopyEngine for StreamEngine {
         vec![self.slabs.usage()]
     }
 
+    fn dependable_bytes(&self) -> u64 {
+        let TierUse { limit_bytes, high_water_bytes, .. } = self.slabs.usage();
+        limit_bytes.saturating_sub(high_water_bytes)
+    }
+
     fn host_waits(&self) -> u64 {
         self.driver.host_waits.load(Ordering::Relaxed)
     }

@@ -90,6 +90,10 @@ impl CopyEngine for TieredEngine {
         [self.host.copies(), self.file.copies()].concat()
     }
 
+    fn dependable_bytes(&self) -> u64 {
+        self.host.dependable_bytes()
+    }
+
     fn host_waits(&self) -> u64 {
         self.host.host_waits() + self.file.host_waits()
     }
