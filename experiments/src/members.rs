@@ -17,8 +17,8 @@ use crate::machine::{RecordedOn, save_recorded_on};
 use crate::progress;
 use crate::table::mib;
 
-/// How the file of a log of simrd ends.
-const LOG_ENDINGS: [&str; 2] = [".log", ".log.gz"];
+/// The extension of a log of simrd.
+const LOG_EXTENSION: &str = "log";
 
 /// Traces, and the machine that recorded them.
 pub struct Recorded {
@@ -80,19 +80,25 @@ pub fn load_all(folder: &Path) -> anyhow::Result<Recorded> {
         entries.into_iter().map(|entry| entry.path()).filter(|path| holds_trace(path)).collect();
     paths.sort();
     if paths.is_empty() {
-        bail!("{}: holds no traces (*.{TRACE_EXTENSION}) and no logs of simrd", folder.display());
+        bail!("{}: holds no traces (*.{TRACE_EXTENSION}, packed or not) and no logs of simrd", folder.display());
     }
     let traces = paths.iter().map(|path| load(path).map(Arc::new)).collect::<anyhow::Result<_>>()?;
     Ok(Recorded { traces, recorded_on: RecordedOn::of(folder) })
 }
 
 fn holds_trace(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == TRACE_EXTENSION) || is_log(path)
+    has_extension(path, TRACE_EXTENSION) || is_log(path)
 }
 
 fn is_log(path: &Path) -> bool {
+    has_extension(path, LOG_EXTENSION)
+}
+
+/// Whether a file has that extension, packed or not.
+fn has_extension(path: &Path, extension: &str) -> bool {
     let name = path.to_string_lossy();
-    LOG_ENDINGS.iter().any(|ending| name.ends_with(ending))
+    let unpacked = Path::new(name.strip_suffix(".gz").unwrap_or(&name));
+    unpacked.extension().is_some_and(|found| found == extension)
 }
 
 fn load(path: &Path) -> anyhow::Result<Trace> {

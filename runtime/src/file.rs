@@ -8,17 +8,20 @@
 //! {"workload":"gpt-small",…}
 //! ```
 //!
-//! This module knows nothing of what a body means.
+//! A file may be packed by gzip, whatever its name is. This module knows nothing of what a body means.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use flate2::read::MultiGzDecoder;
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
 /// No file of ours is larger; a header that claims more is refused before anything is allocated.
 const BODY_BYTES_MAX: u64 = 1 << 30;
+/// How a file that gzip has packed begins.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// The longest header line, its newline included.
 const HEADER_BYTES_MAX: usize = 160;
 
@@ -140,17 +143,23 @@ fn make_readable(_: &std::fs::File) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a whole file, refusing one larger than any of ours.
+/// Reads a whole file, unpacked, refusing one larger than any of ours.
 pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, FileError> {
+    let too_long = |length| io::Error::other(format!("{length} bytes are more than any plimsoll file holds"));
     let attempt = || -> io::Result<Vec<u8>> {
         let file = std::fs::File::open(path)?;
         let length = file.metadata()?.len();
         if length > BODY_BYTES_MAX {
-            return Err(io::Error::other(format!("{length} bytes are more than any plimsoll file holds")));
+            return Err(too_long(length));
         }
         let mut bytes = Vec::with_capacity(length as usize);
         file.take(BODY_BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        if !bytes.starts_with(&GZIP_MAGIC) {
+            return Ok(bytes);
+        }
+        let mut unpacked = Vec::new();
+        let length = MultiGzDecoder::new(&*bytes).take(BODY_BYTES_MAX + 1).read_to_end(&mut unpacked)? as u64;
+        if length > BODY_BYTES_MAX { Err(too_long(length)) } else { Ok(unpacked) }
     };
     attempt().map_err(|error| FileError::new(path, error))
 }
@@ -208,6 +217,9 @@ fn open_envelope(bytes: &[u8], kind: FileKind, supported: u32) -> Result<&[u8], 
 
 #[cfg(test)]
 mod tests {
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
     use super::*;
 
     fn written() -> (tempfile::TempDir, PathBuf) {
@@ -225,6 +237,21 @@ mod tests {
     fn a_body_comes_back() {
         let (_folder, path) = written();
         assert_eq!(read_envelope::<Vec<u32>>(&path, FileKind::Trace, 1).unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_packed_body_comes_back_too_and_damage_to_it_is_named() {
+        let (folder, path) = written();
+        let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+        packer.write_all(&std::fs::read(&path).unwrap()).unwrap();
+        let packed = packer.finish().unwrap();
+        let path = folder.path().join("a.plimsoll.gz");
+        std::fs::write(&path, &packed).unwrap();
+        assert_eq!(read_envelope::<Vec<u32>>(&path, FileKind::Trace, 1).unwrap(), [1, 2, 3]);
+        assert_eq!(FileKind::of(&path).unwrap(), FileKind::Trace);
+        std::fs::write(&path, &packed[..packed.len() / 2]).unwrap();
+        let refused = refusal(&path, FileKind::Trace, 1);
+        assert!(refused.contains("a.plimsoll.gz") && refused.len() > "a.plimsoll.gz".len() + 8, "{refused}");
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! The promise: what a real GPU's loops were recorded as is planned here as it was there, better than by the baselines.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use flate2::read::GzDecoder;
 use plimsoll_env::hardware::HardwareProfile;
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::search::Limits;
@@ -18,12 +16,7 @@ fn at(path: &str) -> PathBuf {
 
 /// A trace of `experiments/traces/`.
 fn recorded(name: &str) -> Trace {
-    let packed = std::fs::File::open(at(&format!("experiments/traces/{name}.plimsoll.gz"))).unwrap();
-    let mut bytes = Vec::new();
-    GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
-    let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.plimsoll"));
-    std::fs::write(&unpacked, bytes).unwrap();
-    Trace::load(unpacked).unwrap()
+    Trace::load(at(&format!("experiments/traces/{name}.plimsoll.gz"))).unwrap()
 }
 
 #[test]
