@@ -194,6 +194,7 @@ impl Driver {
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
+        self.residency.expect_at_most(self.programs.iter().map(Program::most_bytes).max().unwrap_or(0));
         self.begun_without = self.residency.away();
         (self.leader, self.lost) = (leader, None);
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());

@@ -350,6 +350,12 @@ impl Program {
         }
     }
 
+    /// Bytes that it has at most, at any of the sizes that there are plans for.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        let rungs = self.ladder.rungs().iter();
+        rungs.map(|rung| rung.known.lineage.keep_all_peak_bytes()).max().unwrap_or(0)
+    }
+
     /// What it does, at the sizes that it has so far.
     fn trace(&self) -> &Trace {
         &self.ladder.rung().known.trace

@@ -80,16 +80,12 @@ impl Residency {
         shim::live_bytes().saturating_add(bytes) <= self.reactive.line_bytes
     }
 
-    /// Sets the line that bytes stay below.
-    pub(crate) fn draw_line(&mut self, bytes: u64) {
-        self.reactive.line_bytes = bytes;
-        self.reactive.budget_bytes = bytes;
-        // Without a line, bytes run out nowhere.
-        let dependable_bytes = self.engine.dependable_bytes();
-        self.swaps.are_dependable = dependable_bytes > 0 && (bytes == u64::MAX || dependable_bytes >= bytes);
+    /// What runs from now on has so many bytes at most.
+    pub(crate) fn expect_at_most(&mut self, bytes: u64) {
+        self.swaps.are_dependable = self.engine.dependable_bytes() >= bytes;
     }
 
-    /// Whether whatever the device holds can be swapped when bytes run out, and no copy has ever failed.
+    /// Whether whatever there is can be swapped when bytes run out, and no copy has ever failed.
     pub(crate) fn can_rely_on_swaps(&self) -> bool {
         self.reactive.actions.swap && self.swaps.are_dependable && !self.swaps.have_failed
     }

@@ -127,7 +127,7 @@ pub(crate) struct Swaps {
     pub(crate) more_tries: u32,
     /// Whether one has in any iteration.
     pub(crate) have_failed: bool,
-    /// Whether all that the device may hold can go there unless the device fails.
+    /// Whether all that there is can go there unless the device fails.
     pub(crate) are_dependable: bool,
 }
 

@@ -220,8 +220,8 @@ pub trait CopyEngine: Send {
         Vec::new()
     }
 
-    /// Bytes that there is room for, beside the most that there ever were, and whose copies fail only where the device does. None where
-    /// the host's threads or its files may fail, too.
+    /// Bytes that there is room for in all, and whose copies fail only where the device does. None where the host's threads or its files
+    /// may fail, too.
     fn dependable_bytes(&self) -> u64 {
         0
     }

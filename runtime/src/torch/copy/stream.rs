@@ -330,8 +330,7 @@ impl CopyEngine for StreamEngine {
     }
 
     fn dependable_bytes(&self) -> u64 {
-        let TierUse { limit_bytes, high_water_bytes, .. } = self.slabs.usage();
-        limit_bytes.saturating_sub(high_water_bytes)
+        self.slabs.usage().limit_bytes
     }
 
     fn host_waits(&self) -> u64 {

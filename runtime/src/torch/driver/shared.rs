@@ -45,7 +45,8 @@ impl Shared {
         let restored = self.restore_all(self.lock());
         let mut driver = restored?;
         driver.residency.ending = Ending::No;
-        driver.residency.draw_line(line_bytes);
+        driver.residency.reactive.line_bytes = line_bytes;
+        driver.residency.reactive.budget_bytes = line_bytes;
         driver.begin(leader, wanted)?;
         drop(driver);
         shim::set_line(line_bytes);
