@@ -231,6 +231,10 @@ impl Stage {
     pub fn assert_same(&self, untouched: &Stage, what: &str) {
         assert_eq!(self.losses.len(), untouched.losses.len(), "{what}");
         for (iteration, (found, untouched)) in self.losses.iter().zip(&untouched.losses).enumerate() {
+            assert!(
+                !found.is_nan() || untouched.is_nan(),
+                "{what}: iteration {iteration} failed, or its loss is no number"
+            );
             let same = found.to_bits() == untouched.to_bits();
             assert!(same, "{what}: the loss is {found}, not {untouched}, in iteration {iteration}");
         }

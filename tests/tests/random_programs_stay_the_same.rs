@@ -1,5 +1,6 @@
-//! A slice of the fuzzer: random programs under random plans, under random budgets, and so with copies that fail, with one or several batches of any
-//! length, with pieces left out, or with parameters that are away between iterations, give the bits of their untouched selves.
+//! A slice of the fuzzer: random programs under random plans, under random budgets, and so with copies that fail, with one or
+//! several batches of any length, with pieces left out, or with parameters that are away between iterations, give the bits of their
+//! untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict, prepare};
 use plimsoll_tests::one_at_a_time;
