@@ -15,7 +15,8 @@ use plimsoll_tests::{Stage, fast_link, one_at_a_time};
 
 const ITERATIONS: usize = 8;
 
-/// At most so many where a call has yet to be met: how often it is made depends on what the operators take.
+/// At most so many, under one runtime after another, where a call has yet to be met: how often it is made depends on what the operators
+/// take.
 const ITERATIONS_MAX: usize = 64;
 
 /// Which call fails.
@@ -33,7 +34,7 @@ struct Failing {
     call: Call,
     from: usize,
     times: usize,
-    seen: usize,
+    seen: Arc<AtomicUsize>,
     failures: Arc<AtomicUsize>,
     /// What was started last: what is waited for, as a rule.
     latest: Call,
@@ -44,8 +45,8 @@ impl Failing {
         if call != self.call {
             return false;
         }
-        self.seen += 1;
-        let fails = self.seen > self.from && self.seen <= self.from.saturating_add(self.times);
+        let before = self.seen.fetch_add(1, Ordering::Relaxed);
+        let fails = before >= self.from && before < self.from.saturating_add(self.times);
         self.failures.fetch_add(usize::from(fails), Ordering::Relaxed);
         fails
     }
@@ -98,42 +99,43 @@ fn under(actions: ActionSet, call: Call, from: usize, times: usize) -> (Vec<Iter
     let untouched = Untouched::run(|| Perceptron::new(6), iterate, ITERATIONS);
     // What recompute alone can hold.
     let budget_bytes = untouched.between(0.8);
-    let failures = Arc::new(AtomicUsize::new(0));
-    let engine = Failing {
-        inner: HostEngine::new(None),
-        call,
-        from,
-        times,
-        seen: 0,
-        failures: Arc::clone(&failures),
-        latest: Call::Offload,
+    let (seen, failures) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let runtime = || {
+        let engine = Failing {
+            inner: HostEngine::new(None),
+            call,
+            from,
+            times,
+            seen: Arc::clone(&seen),
+            failures: Arc::clone(&failures),
+            latest: Call::Offload,
+        };
+        let builder = Runtime::builder().baseline("random").actions(actions).budget(Budget::bytes(budget_bytes));
+        builder.link(fast_link()).engine(Box::new(engine)).build().unwrap()
     };
-    let mut runtime = Runtime::builder()
-        .baseline("random")
-        .actions(actions)
-        .budget(Budget::bytes(budget_bytes))
-        .link(fast_link())
-        .engine(Box::new(engine))
-        .build()
-        .unwrap();
     let mut workload = Perceptron::new(6);
     let what = format!("{call:?} fails {times} times from call {from} on, {actions:?}");
-    let (mut losses, mut reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);
-    while times < usize::MAX && failures.load(Ordering::Relaxed) < times && losses.len() < ITERATIONS_MAX {
+    let (mut losses, mut reports, mut evictions) = (Vec::new(), Vec::new(), 0);
+    let report = loop {
+        let mut runtime = runtime();
         let (more_losses, more_reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);
         losses.extend(more_losses);
         reports.extend(more_reports);
-    }
+        evictions += runtime.report().reactive_evictions;
+        let met = failures.load(Ordering::Relaxed);
+        if met == times || (times == usize::MAX && met > 0) || losses.len() >= ITERATIONS_MAX {
+            break runtime.report();
+        }
+    };
     assert_held(&reports, budget_bytes, &what);
     let untouched = Untouched::run(|| Perceptron::new(6), iterate, losses.len());
     Stage::of(&losses, &workload).assert_same(&untouched.stage, &what);
     let failures = failures.load(Ordering::Relaxed);
-    let evictions = runtime.report().reactive_evictions;
     println!(
         "{what}: {failures} failures met in {} iterations, {evictions} evictions when bytes ran out",
         losses.len()
     );
-    (reports, runtime.report(), failures)
+    (reports, report, failures)
 }
 
 const SWAP_ONLY: ActionSet = ActionSet { swap: true, recompute: false };
