@@ -11,10 +11,10 @@
 //! A file may be packed by gzip, whatever its name is. This module knows nothing of what a body means.
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
@@ -143,6 +143,15 @@ fn make_readable(_: &std::fs::File) -> io::Result<()> {
     Ok(())
 }
 
+/// What `file` holds, unpacked where gzip packed it.
+pub fn unpacked(mut file: impl BufRead + 'static) -> io::Result<Box<dyn BufRead>> {
+    if file.fill_buf()?.starts_with(&GZIP_MAGIC) {
+        Ok(Box::new(BufReader::new(MultiGzDecoder::new(file))))
+    } else {
+        Ok(Box::new(file))
+    }
+}
+
 /// Reads a whole file, unpacked, refusing one larger than any of ours.
 pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, FileError> {
     let too_long = |length| io::Error::other(format!("{length} bytes are more than any plimsoll file holds"));
@@ -153,13 +162,8 @@ pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, FileError> {
             return Err(too_long(length));
         }
         let mut bytes = Vec::with_capacity(length as usize);
-        file.take(BODY_BYTES_MAX).read_to_end(&mut bytes)?;
-        if !bytes.starts_with(&GZIP_MAGIC) {
-            return Ok(bytes);
-        }
-        let mut unpacked = Vec::new();
-        let length = MultiGzDecoder::new(&*bytes).take(BODY_BYTES_MAX + 1).read_to_end(&mut unpacked)? as u64;
-        if length > BODY_BYTES_MAX { Err(too_long(length)) } else { Ok(unpacked) }
+        let length = unpacked(BufReader::new(file))?.take(BODY_BYTES_MAX + 1).read_to_end(&mut bytes)? as u64;
+        if length > BODY_BYTES_MAX { Err(too_long(length)) } else { Ok(bytes) }
     };
     attempt().map_err(|error| FileError::new(path, error))
 }

@@ -168,6 +168,7 @@ pub struct Lineage {
     storage_bytes: Vec<u64>,
     demand_bytes: Vec<u64>,
     keep_all_bytes: Vec<u64>,
+    keep_all_peak_bytes: u64,
     profile: Profile,
     start_ns: Vec<u64>,
     end_ns: Vec<u64>,
@@ -353,7 +354,7 @@ impl Lineage {
 
     /// Peak bytes if nothing is evicted.
     pub fn keep_all_peak_bytes(&self) -> u64 {
-        self.keep_all_bytes.iter().copied().max().unwrap_or(0)
+        self.keep_all_peak_bytes
     }
 }
 
@@ -510,6 +511,7 @@ impl<'a> Builder<'a> {
             storage_bytes: trace.storages.iter().map(|storage| storage.bytes).collect(),
             demand_bytes,
             profile: Profile::new(keep_all_bytes.iter().map(|&bytes| bytes as i64).collect()),
+            keep_all_peak_bytes: keep_all_bytes.iter().copied().max().unwrap_or(0),
             keep_all_bytes,
             end_ns: trace
                 .operators

@@ -9,6 +9,7 @@ use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+use clap::ValueEnum;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
 use plimsoll_runtime::planner::Planner;
@@ -211,7 +212,7 @@ impl AddAssign for Tally {
 }
 
 /// How a program is run beside its untouched self.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Recorded, then under random plans, budgets and copy speeds.
     Planned,
@@ -232,10 +233,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All of them.
-    pub const ALL: [Mode; 7] =
-        [Mode::Planned, Mode::Budgeted, Mode::Faulty, Mode::Resized, Mode::Accumulated, Mode::LeftOut, Mode::LeftAway];
-
     /// How often a program runs. Of other lengths it is known when it has run three times, and has a plan for one of them.
     fn iterations(self) -> usize {
         match self {

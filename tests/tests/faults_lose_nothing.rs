@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket, TierUse};
+use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket};
 use plimsoll_runtime::torch::{
     Budget, CopyEngine, CopyError, DeviceBytes, HostEngine, IterationReport, Report, Runtime,
 };
@@ -84,10 +84,6 @@ impl CopyEngine for Failing {
 
     fn high_water_bytes(&self) -> u64 {
         self.inner.high_water_bytes()
-    }
-
-    fn tiers(&self) -> Vec<TierUse> {
-        self.inner.tiers()
     }
 }
 

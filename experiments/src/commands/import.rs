@@ -6,16 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use flate2::bufread::MultiGzDecoder;
 use plimsoll_runtime::Trace;
-use plimsoll_runtime::file::require_writable;
+use plimsoll_runtime::file::{require_writable, unpacked};
 use plimsoll_runtime::import::pytorch_trace::{self, Times};
 use plimsoll_runtime::import::simrd;
 
 use super::record::save;
-
-/// The first bytes of a file that gzip made.
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// The family of traces that are logs of simrd, unless another is named.
 const SIMRD: &str = "simrd";
@@ -113,10 +109,5 @@ fn stem(file: &Path) -> String {
 
 /// The bytes of a file, unpacked where gzip packed them.
 fn open(file: &Path) -> std::io::Result<Box<dyn BufRead>> {
-    let mut packed = BufReader::new(File::open(file)?);
-    if packed.fill_buf()?.starts_with(&GZIP_MAGIC) {
-        Ok(Box::new(BufReader::new(MultiGzDecoder::new(packed))))
-    } else {
-        Ok(Box::new(packed))
-    }
+    unpacked(BufReader::new(File::open(file)?))
 }

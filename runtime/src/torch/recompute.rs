@@ -86,11 +86,12 @@ impl Residency {
         if self.look_whether_filled(entry, version)? {
             return Err(Fault::Broken(format!("{entry:?} was filled in outside the dispatcher")));
         }
-        self.give_up(entry, version)?;
-        self.absorb_freed()?;
-        if self.get(entry).is_none() {
-            // Nothing but dropped storages had kept it.
-            return Ok(());
+        if self.give_up(entry, version)? {
+            self.absorb_freed()?;
+            if self.get(entry).is_none() {
+                // Nothing but dropped storages had kept it.
+                return Ok(());
+            }
         }
         // They are handed out again in the order of one stream, and others may still read them.
         shim::join_streams()?;
@@ -122,12 +123,13 @@ impl Residency {
         }
     }
 
-    /// A storage that is about to be dropped is not held for the sake of others any more: what it is made from is.
-    pub(super) fn give_up(&mut self, entry: Entry, version: VersionId) -> Result<(), Fault> {
-        match !self.ancestry.is_held(version) || self.hold_above(version)? {
-            true => Ok(()),
-            false => Err(Fault::Broken(format!("what {entry:?} is made from is gone"))),
+    /// A storage that is about to be dropped is not held for the sake of others any more: what it is made from is. Whether it was held.
+    pub(super) fn give_up(&mut self, entry: Entry, version: VersionId) -> Result<bool, Fault> {
+        let is_held = self.ancestry.is_held(version);
+        if is_held && !self.hold_above(version)? {
+            return Err(Fault::Broken(format!("what {entry:?} is made from is gone")));
         }
+        Ok(is_held)
     }
 
     /// Whether what `entry` holds was filled in past the dispatcher. Then it is made again no more: a rerun would bring back what the

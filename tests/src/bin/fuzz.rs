@@ -20,37 +20,16 @@ struct Arguments {
     seed: u64,
     /// One way to run them; all unless told
     #[arg(long)]
-    mode: Option<Ways>,
+    mode: Option<Mode>,
     /// Name every program that differs, and go on
     #[arg(long)]
     keep_going: bool,
 }
 
-/// As [`Mode`].
-#[derive(Clone, Copy, ValueEnum)]
-enum Ways {
-    Planned,
-    Budgeted,
-    Faulty,
-    Resized,
-    Accumulated,
-    LeftOut,
-    LeftAway,
-}
-
 fn main() -> ExitCode {
     let Arguments { programs, seed, mode, keep_going } = Arguments::parse();
     plimsoll_tests::fuzz::prepare();
-    let modes = match mode {
-        Some(Ways::Planned) => vec![Mode::Planned],
-        Some(Ways::Budgeted) => vec![Mode::Budgeted],
-        Some(Ways::Faulty) => vec![Mode::Faulty],
-        Some(Ways::Resized) => vec![Mode::Resized],
-        Some(Ways::Accumulated) => vec![Mode::Accumulated],
-        Some(Ways::LeftOut) => vec![Mode::LeftOut],
-        Some(Ways::LeftAway) => vec![Mode::LeftAway],
-        None => Mode::ALL.to_vec(),
-    };
+    let modes = mode.map_or(Mode::value_variants().to_vec(), |mode| vec![mode]);
     for mode in modes {
         let different = run(mode, programs, seed, keep_going);
         if let Some(program) = different.first() {
