@@ -97,8 +97,8 @@ libraries: libtorch tools stand-in
 # What proves everything on a machine with a GPU that has python3 with torch 2.11, and neither Rust nor this repository:
 # unpack it there and call plimsoll-gpu/gpu-check --out DIR.
 gpu-bundle: libtorch
-	cargo build
-	sh experiments/gpu-bundle.sh $(dir $(PLIMSOLL)) target/plimsoll-gpu.tar.xz
+	cargo build --release -p plimsoll-experiments -p plimsoll-python
+	sh experiments/gpu-bundle.sh target/release target/plimsoll-gpu.tar.xz
 
 # The same check without a GPU, at full size: on a device that computes nothing and copies nothing, and takes as long for it as
 # MACHINE would by its data sheet (tests/stand_in/). Bits say nothing there.
