@@ -309,7 +309,7 @@ impl Dqn {
             let lessons = self.lessons(&drawn, &normaliser);
             let loss = |actor: &Actor, shard: &[Lesson]| (error(actor, shard, &normaliser, &self.device), ());
             let (mut gradients, loss, _) = of_shards(&actor, &self.device, &lessons, loss)?;
-            let norm = clip_norm(&mut gradients, &actor, config.gradient_norm_max);
+            let norm = clip_norm(&mut gradients, &actor, config.gradient_norm_max)?;
             actor = optimizer.step(config.learning_rate_at(update), actor, gradients);
             means = [means[0] + loss, means[1] + norm];
         }
@@ -411,7 +411,7 @@ where
             },
         )
         .map_err(TrainError::Environment)?;
-        let before = self.memory.clone();
+        let before = (self.memory.clone(), self.header.spread.clone());
         let mut episodes = Episodes::default();
         for (steps, seen, total) in played {
             episodes.add(steps.len(), total);
@@ -421,7 +421,7 @@ where
             }
         }
         let [loss, gradient_norm] = self.improve().map_err(|Diverged| {
-            self.memory = before;
+            (self.memory, self.header.spread) = before;
             TrainError::Loss { update: update + 1 }
         })?;
         let details = vec![

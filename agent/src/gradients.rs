@@ -9,21 +9,24 @@ use rayon::prelude::*;
 /// in its cache.
 pub(crate) const SHARD_TRANSITIONS: usize = 16;
 
-/// The loss became infinite or undefined.
-#[derive(Debug)]
+/// The loss, or its gradient, became infinite or undefined.
+#[derive(Debug, PartialEq)]
 pub(crate) struct Diverged;
 
 /// Scales the gradient of `model` down to a norm of at most `norm_max`, and returns the norm it had.
 ///
 /// burn's own clipping takes each parameter's norm by itself, which changes the gradient's direction.
-pub(crate) fn clip_norm<M: Module>(gradients: &mut GradientsParams, model: &M, norm_max: f64) -> f64 {
+pub(crate) fn clip_norm<M: Module>(gradients: &mut GradientsParams, model: &M, norm_max: f64) -> Result<f64, Diverged> {
     let mut squares = SumOfSquares { gradients, sum: 0.0 };
     model.visit(&mut squares);
     let norm = squares.sum.sqrt();
+    if !norm.is_finite() {
+        return Err(Diverged);
+    }
     if norm > norm_max {
         model.visit(&mut Scale { gradients, factor: norm_max / norm });
     }
-    norm
+    Ok(norm)
 }
 
 /// What shards told beside their losses, each with its share of the minibatch.
@@ -125,8 +128,16 @@ mod tests {
         bias: Param<Tensor<1>>,
     }
 
-    fn gradients(line: &Line, device: &Device) -> GradientsParams {
-        let slope: Tensor<1> = Tensor::from_data(TensorData::from([3.0f32, 0.0]), device);
+    fn line(device: &Device) -> Line {
+        let param = |values: Vec<f32>| {
+            let length = values.len();
+            Param::from_data(TensorData::new(values, [length]), device)
+        };
+        Line { weights: param(vec![1.0, 2.0]), bias: param(vec![0.5]) }
+    }
+
+    fn gradients(line: &Line, slope: f32, device: &Device) -> GradientsParams {
+        let slope: Tensor<1> = Tensor::from_data(TensorData::from([slope, 0.0]), device);
         let loss = (line.weights.val() * slope).sum() + line.bias.val() * 4.0;
         GradientsParams::from_grads(loss.backward(), line)
     }
@@ -134,16 +145,20 @@ mod tests {
     #[test]
     fn the_norm_is_taken_over_all_parameters_together() {
         let device = Device::flex().autodiff();
-        let param = |values: Vec<f32>| {
-            let length = values.len();
-            Param::from_data(TensorData::new(values, [length]), &device)
-        };
-        let line = Line { weights: param(vec![1.0, 2.0]), bias: param(vec![0.5]) };
-        let mut sum = gradients(&line, &device);
-        assert_eq!(clip_norm(&mut sum, &line, 10.0), 5.0);
-        accumulate(&mut sum, gradients(&line, &device), &line);
-        assert_eq!(clip_norm(&mut sum, &line, 2.5), 10.0);
+        let line = line(&device);
+        let mut sum = gradients(&line, 3.0, &device);
+        assert_eq!(clip_norm(&mut sum, &line, 10.0).unwrap(), 5.0);
+        accumulate(&mut sum, gradients(&line, 3.0, &device), &line);
+        assert_eq!(clip_norm(&mut sum, &line, 2.5).unwrap(), 10.0);
         let clipped = |id| sum.get::<1>(id).unwrap().into_data().try_into_vec::<f32>().unwrap();
         assert_eq!((clipped(line.weights.id), clipped(line.bias.id)), (vec![1.5, 0.0], vec![2.0]));
+    }
+    #[test]
+    fn a_gradient_that_is_not_finite_is_refused() {
+        let device = Device::flex().autodiff();
+        let line = line(&device);
+        for slope in [f32::NAN, f32::INFINITY, 1e30] {
+            assert_eq!(clip_norm(&mut gradients(&line, slope, &device), &line, 1.0), Err(Diverged), "{slope}");
+        }
     }
 }

@@ -134,7 +134,7 @@ pub struct Lesson {
 struct Studied {
     lessons: Vec<Lesson>,
     transitions: usize,
-    /// Pressure points at which some choice was right, and those at which the student would have made one.
+    /// Pressure points at which some choice was right and some was not, and those at which the student would have made one.
     taught: usize,
     known: usize,
     total_reward: f64,
@@ -178,10 +178,10 @@ fn study<E: Taught>(
         let result = environment.step(choice(taken))?;
         studied.transitions += 1;
         studied.total_reward += f64::from(result.reward);
-        if right.is_some() && sampler.legal().len() > 1 {
+        let right: Vec<usize> = (0..LOGITS * observation.candidates()).filter(|&chosen| is_right(chosen)).collect();
+        if (1..sampler.legal().len()).contains(&right.len()) {
             studied.taught += 1;
             studied.known += usize::from(is_right(liked));
-            let right: Vec<usize> = (0..LOGITS * observation.candidates()).filter(|&chosen| is_right(chosen)).collect();
             studied.lessons.push(Lesson { observation, right });
         }
         if result.terminated || result.truncated {

@@ -94,12 +94,15 @@ impl<M: Method> Student<M> {
         details: Vec<(&'static str, f64)>,
     ) -> Result<UpdateReport, TrainError<E::Error>> {
         let (passes, update) = (self.header.config.passes(), self.header.progress.updates);
+        let before = self.header.spread.clone();
         if update < passes.normaliser_updates {
             lessons.iter().for_each(|lesson| self.header.spread.absorb(&M::observation(lesson).features));
         }
         let normaliser = self.header.spread.normaliser();
-        let [loss, gradient_norm] =
-            self.improve(lessons, &normaliser).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
+        let [loss, gradient_norm] = self.improve(lessons, &normaliser).map_err(|Diverged| {
+            self.header.spread = before;
+            TrainError::Loss { update: update + 1 }
+        })?;
         let learned = [
             ("cross_entropy", loss),
             ("gradient_norm", gradient_norm),
@@ -122,7 +125,7 @@ impl<M: Method> Student<M> {
             for minibatch in order.chunks(size) {
                 let loss = |actor: &Actor, shard: &[&M::Lesson]| (M::loss(actor, shard, normaliser, &self.device), ());
                 let (mut gradients, loss, _) = of_shards(&actor, &self.device, minibatch, loss)?;
-                let norm = clip_norm(&mut gradients, &actor, passes.gradient_norm_max);
+                let norm = clip_norm(&mut gradients, &actor, passes.gradient_norm_max)?;
                 actor = optimizer.step(passes.learning_rate_at(progress.updates), actor, gradients);
                 means = [means[0] + loss, means[1] + norm];
                 steps += 1.0;

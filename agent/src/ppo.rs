@@ -134,7 +134,7 @@ impl Update<'_> {
             let mut pass = Losses::default();
             for minibatch in minibatches {
                 let (mut gradients, mut losses) = self.gradients(&model, minibatch)?;
-                losses.gradient_norm = clip_norm(&mut gradients, &model, self.config.gradient_norm_max);
+                losses.gradient_norm = clip_norm(&mut gradients, &model, self.config.gradient_norm_max)?;
                 model = optimizer.step(learning_rate, model, gradients);
                 pass.add(&losses, share);
             }

@@ -14,9 +14,6 @@ use rayon::prelude::*;
 use crate::ppo::Update;
 use crate::seeds::{Stream, generator, reset_seed};
 
-/// The two evictions, in the order of the network's logits.
-const EVICTIONS: [Action; 2] = [Action::Swap, Action::Recompute];
-
 /// One decision and what came of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Transition {
@@ -191,7 +188,7 @@ pub(crate) fn play_on_greedily<E: Environment>(
 
 /// What a logit stands for.
 pub(crate) fn choice(chosen: usize) -> Choice {
-    Choice { candidate: chosen / 2, action: EVICTIONS[chosen % 2] }
+    Choice { candidate: chosen / 2, action: Action::EVICTIONS[chosen % 2] }
 }
 
 /// The policy during rollouts.

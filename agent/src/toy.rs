@@ -9,8 +9,6 @@ use plimsoll_runtime::policy::Choice;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-const EVICTIONS: [Action; 2] = [Action::Swap, Action::Recompute];
-
 /// Steps in an episode.
 pub(crate) const STEPS: usize = 6;
 
@@ -50,7 +48,7 @@ impl Toy {
 
     fn legal(&self) -> impl Iterator<Item = Choice> + '_ {
         let all = (0..self.observation.candidates())
-            .flat_map(|candidate| EVICTIONS.map(|action| Choice { candidate, action }));
+            .flat_map(|candidate| Action::EVICTIONS.map(|action| Choice { candidate, action }));
         all.filter(|&choice| self.observation.allows(choice))
     }
 
@@ -91,7 +89,7 @@ impl Taught for Toy {
         let least = worth[1.min(worth.len() - 1)];
         let right = |choice| self.observation.allows(choice) && self.worth_of(choice) >= least;
         let candidates = 0..self.observation.candidates();
-        candidates.map(|candidate| EVICTIONS.map(|action| right(Choice { candidate, action }))).collect()
+        candidates.map(|candidate| Action::EVICTIONS.map(|action| right(Choice { candidate, action }))).collect()
     }
 }
 

@@ -80,7 +80,7 @@ impl Taught for TaughtEnvironment {
         let Some(pressure) = self.inner.walk().and_then(Walk::pressure) else { return Vec::new() };
         let lesson = pressure.candidates.iter().map(|candidate| {
             let taken = plan.action(candidate.window);
-            [Action::Swap, Action::Recompute].map(|action| action == taken && candidate.allows(action))
+            Action::EVICTIONS.map(|action| action == taken && candidate.allows(action))
         });
         let mut lesson: Vec<[bool; 2]> = lesson.collect();
         if pressure.wait.is_some() {

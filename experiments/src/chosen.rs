@@ -129,10 +129,10 @@ impl Chosen {
     }
 
     /// What decides, without sampled decodes and without anybody who stands in.
-    pub fn policies(&self) -> Vec<Box<dyn Policy + Send>> {
+    pub fn policy(&self) -> Box<dyn Policy + Send> {
         match self {
-            Chosen::Baseline(name) => baseline(name, 0).into_iter().collect(),
-            Chosen::Learned { .. } => self.learned().map(|policy| Box::new(policy) as _).into_iter().collect(),
+            Chosen::Baseline(name) => baseline(name, 0).expect("a choice names one that there is"),
+            Chosen::Learned { file, .. } => Box::new(PolicyFile::clone(file).into_policy()),
         }
     }
 

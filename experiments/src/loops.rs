@@ -64,8 +64,8 @@ pub fn bandwidth(text: &str) -> Result<Bandwidth, plimsoll_env::units::UnitError
 
 impl LinkFlag {
     /// The link to plan for: the emulated one, or this host's own, measured.
-    pub fn resolve(&self) -> Link {
-        self.link.map_or_else(HostEngine::probe, emulated)
+    pub fn resolve(&self) -> anyhow::Result<Link> {
+        self.link.map_or_else(|| Ok(HostEngine::probe()?), emulated)
     }
 
     /// Whether copies are paced.
@@ -81,9 +81,9 @@ pub fn described(link: &Link) -> String {
 }
 
 /// An emulated link of the same bandwidth both ways. Its copies are this host's, and cost compute what those cost.
-pub fn emulated(bandwidth: Bandwidth) -> Link {
-    let contention_ns_per_byte = HostEngine::probe().contention_ns_per_byte;
-    Link { contention_ns_per_byte, ..Link::symmetric(bandwidth.bytes_per_second(), LATENCY_NS) }
+pub fn emulated(bandwidth: Bandwidth) -> anyhow::Result<Link> {
+    let contention_ns_per_byte = HostEngine::probe()?.contention_ns_per_byte;
+    Ok(Link { contention_ns_per_byte, ..Link::symmetric(bandwidth.bytes_per_second(), LATENCY_NS) })
 }
 
 /// A device whose bytes are counted, and what copies for the loops on it.

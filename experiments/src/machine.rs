@@ -61,7 +61,7 @@ impl Machine {
     /// accelerator recorded that must be named: this host's link is not the accelerator's, and its copies cost no compute here.
     pub fn link(&self, flag: &LinkFlag, trace: &Trace) -> anyhow::Result<Link> {
         Ok(match (self, flag.link) {
-            (Machine::AsRecorded, _) if trace.device == PROJECTABLE => flag.resolve(),
+            (Machine::AsRecorded, _) if trace.device == PROJECTABLE => flag.resolve()?,
             (Machine::AsRecorded, Some(named)) => Link::symmetric(named.bytes_per_second(), LATENCY_NS),
             (Machine::AsRecorded, None) => {
                 bail!("{} was recorded on {}: --link says how fast copies are there", trace.workload, trace.device)

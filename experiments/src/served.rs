@@ -65,7 +65,8 @@ where
 {
     let (questions, asked) = channel();
     let (answer, answers) = channel();
-    std::thread::scope(|scope| {
+    // Should the environment panic, the learner is told that no answer comes.
+    std::thread::scope(move |scope| {
         let learning = scope.spawn(move || learn(Served { questions, answers }));
         for question in asked {
             let answered = match question {

@@ -64,11 +64,11 @@ impl TierFlags {
     pub fn open_on(
         &self,
         device: DeviceName,
-        link: impl FnOnce() -> Link,
+        link: impl FnOnce() -> anyhow::Result<Link>,
         emulated: bool,
     ) -> anyhow::Result<Option<OpenTiers>> {
         if device == DeviceName::Cpu {
-            return self.open(link(), emulated).map(Some);
+            return self.open(link()?, emulated).map(Some);
         }
         ensure!(!emulated, "--link: a link is emulated on the CPU alone; on {device} its own is measured");
         let none = self.host_limit.is_none() && self.spill.is_none();

@@ -115,8 +115,8 @@ fn decode(bencher: Bencher, operators: usize) {
 struct Covering;
 
 impl Policy for Covering {
-    fn name(&self) -> &str {
-        "covering"
+    fn reads_features(&self) -> bool {
+        true
     }
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
@@ -176,6 +176,6 @@ fn change(bencher: Bencher, kind: Kind) {
         })
         .collect();
     bencher.counter(ItemsCount::new(changes.len())).bench_local(|| {
-        changes.iter().map(|&(id, action)| timeline.predict_change(id, action).makespan_ns).sum::<u64>()
+        changes.iter().map(|&(id, action)| timeline.predict_changes(&[(id, action)]).makespan_ns).sum::<u64>()
     });
 }

@@ -40,8 +40,14 @@ impl FileKind {
     /// What the file at `path` says it holds. Anything without our envelope is taken for a policy, whose reader knows
     /// better what is wrong with it.
     pub fn of(path: &Path) -> Result<FileKind, FileError> {
-        let bytes = read_whole(path)?;
-        let says = |kind: FileKind| bytes.starts_with(format!("plimsoll {kind} ").as_bytes());
+        let begin = || -> io::Result<Vec<u8>> {
+            let mut begin = Vec::new();
+            let file = BufReader::new(std::fs::File::open(path)?);
+            unpacked(file)?.take(HEADER_BYTES_MAX as u64).read_to_end(&mut begin)?;
+            Ok(begin)
+        };
+        let begin = begin().map_err(|error| FileError::new(path, error))?;
+        let says = |kind: FileKind| begin.starts_with(format!("plimsoll {kind} ").as_bytes());
         Ok([FileKind::Trace, FileKind::Plan].into_iter().find(|&kind| says(kind)).unwrap_or(FileKind::Policy))
     }
 

@@ -53,8 +53,8 @@ impl LearnedPolicy {
 }
 
 impl Policy for LearnedPolicy {
-    fn name(&self) -> &str {
-        "learned"
+    fn reads_features(&self) -> bool {
+        true
     }
 
     fn weighs_waiting(&self) -> bool {
@@ -67,7 +67,7 @@ impl Policy for LearnedPolicy {
         let features = &pressure.features[..pressure.candidates.len() * FEATURES];
         network.for_each_logits(features, |candidate, logits| {
             let facts = &pressure.candidates[candidate];
-            for (action, logit) in [Action::Swap, Action::Recompute].into_iter().zip(logits) {
+            for (action, logit) in Action::EVICTIONS.into_iter().zip(logits) {
                 if !facts.allows(action) {
                     continue;
                 }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     fn pressure<'a>(candidates: &'a [Candidate], features: &'a [f32]) -> Pressure<'a> {
-        Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, wait: None, candidates, features }
+        Pressure { operator: 0, deficit_bytes: 1, wait: None, candidates, features }
     }
 
     fn drawn_features(candidates: usize) -> Vec<f32> {

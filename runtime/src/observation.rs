@@ -147,8 +147,6 @@ pub struct Pressure<'a> {
     pub operator: usize,
     /// Bytes over the budget.
     pub deficit_bytes: u64,
-    /// The budget.
-    pub budget_bytes: u64,
     /// What waiting would cost, where that may be chosen: only policies that weigh it are asked there.
     pub wait: Option<Wait>,
     /// Storages that could be evicted. Never empty.
@@ -162,7 +160,7 @@ impl Pressure<'_> {
     /// The legal evictions: all pairs of candidate and action whose mask is 1.
     pub fn choices(&self) -> impl Iterator<Item = Choice> + '_ {
         self.candidates.iter().enumerate().flat_map(|(candidate, facts)| {
-            [Action::Swap, Action::Recompute]
+            Action::EVICTIONS
                 .into_iter()
                 .filter(|&action| facts.allows(action))
                 .map(move |action| Choice { candidate, action })

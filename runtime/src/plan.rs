@@ -24,6 +24,11 @@ pub enum Action {
     Recompute,
 }
 
+impl Action {
+    /// The evictions, in the order of a policy's logits.
+    pub const EVICTIONS: [Action; 2] = [Action::Swap, Action::Recompute];
+}
+
 /// Which evictions a planner may use. Keeping is always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

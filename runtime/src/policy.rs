@@ -17,9 +17,6 @@ pub struct Choice {
 ///
 /// Deciding cannot fail and, in [`Policy::choose`], does not allocate.
 pub trait Policy {
-    /// The name on the command line and in reports.
-    fn name(&self) -> &str;
-
     /// Decisions made before the sweep, from the whole problem: the plans of static baselines.
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         Plan::keep_all(problem.lineage.windows().len())
@@ -28,7 +25,7 @@ pub trait Policy {
     /// Whether [`Policy::choose`] looks at [`Pressure::features`]. Where it does not, they are left out: they take
     /// longer to fill in than a rule takes to decide.
     fn reads_features(&self) -> bool {
-        true
+        false
     }
 
     /// Whether [`Policy::choose`] is asked, too, where the budget holds and something has to wait for room: there more may
@@ -44,5 +41,7 @@ pub trait Policy {
     }
 
     /// The eviction to make at a pressure point, always a legal one; or none, to give the point up.
-    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice>;
+    fn choose(&mut self, _: &Pressure<'_>) -> Option<Choice> {
+        None
+    }
 }

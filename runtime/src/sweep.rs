@@ -41,7 +41,7 @@ impl Problem<'_> {
 
     /// Whether some action may evict `window`.
     pub fn may_evict(&self, window: WindowId) -> bool {
-        [Action::Swap, Action::Recompute].into_iter().any(|action| self.allows(window, action))
+        Action::EVICTIONS.into_iter().any(|action| self.allows(window, action))
     }
 
     /// Whether no plan holds the budget, because more bytes can never be evicted. Where it is not, there may still be none.
@@ -157,7 +157,6 @@ impl<'a> Sweep<'a> {
         self.pressed.map(|(operator, Pressed { deficit_bytes, wait, .. })| Pressure {
             operator,
             deficit_bytes,
-            budget_bytes: self.problem.budget_bytes,
             wait,
             candidates: &self.candidates,
             features: &self.features,

@@ -71,7 +71,7 @@ fn changes_to_and_from_plans_that_are_given_up_are_predicted_as_whole_plans() {
             let action = if round == 0 { Action::Keep } else { all_recomputed(&lineage).action(window) };
             plan.set(window, action);
             let expected = afresh.predict(&plan, LITTLE);
-            assert_eq!(timeline.predict_change(window, action), expected, "{window:?}");
+            assert_eq!(timeline.predict_changes(&[(window, action)]), expected, "{window:?}");
             assert_eq!(timeline.accept_changes(&[(window, action)]), expected, "{window:?}, accepted");
             given_up[usize::from(expected.given_up)] += 1;
         }

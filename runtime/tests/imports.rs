@@ -123,6 +123,16 @@ fn other_files_are_refused() {
     assert!(refusal(b"{").starts_with("not an execution trace"));
     assert!(refusal(KINETO).starts_with("not an execution trace"));
     assert!(refusal(br#"{"nodes":[]}"#).contains("no ATen operator among its 0 nodes"));
+    // Each claims that the other has called it.
+    let node = |id: u32, caller: u32| {
+        format!(
+            r#"{{"id":{id},"name":"aten::relu","ctrl_deps":{caller},"inputs":{{"values":[],"shapes":[],"strides":[]}},
+                "outputs":{{"values":[],"shapes":[],"strides":[]}},
+                "attrs":[{{"name":"op_schema","type":"string","value":"aten::relu(Tensor self) -> Tensor"}}]}}"#
+        )
+    };
+    let circle = format!(r#"{{"nodes":[{},{}]}}"#, node(1, 2), node(2, 1));
+    assert!(read(circle.as_bytes(), None, "", "").is_ok_and(|trace| trace.operators.len() <= 1));
     assert!(Times::read(EXECUTION).unwrap_err().to_string().starts_with("not a trace of PyTorch's profiler"));
     let times = Times::read(br#"{"traceEvents":[]}"#).unwrap();
     match read(EXECUTION, Some(&times), "", "") {

@@ -167,8 +167,8 @@ struct Watched<'a> {
 }
 
 impl Policy for Watched<'_> {
-    fn name(&self) -> &str {
-        self.policy.name()
+    fn reads_features(&self) -> bool {
+        true
     }
 
     fn open(&mut self, problem: &Problem<'_>) -> Plan {

@@ -74,8 +74,7 @@ fn no_decision_allocates_greedy_or_sampled_few_candidates_or_many() {
         let before = ALLOCATIONS.get();
         for count in [1, 300, 20] {
             let (candidates, features) = (&candidates[..count], &features[..count * FEATURES]);
-            let pressure =
-                Pressure { operator: 0, deficit_bytes: 1, budget_bytes: 1, wait: None, candidates, features };
+            let pressure = Pressure { operator: 0, deficit_bytes: 1, wait: None, candidates, features };
             assert!(policy.choose(&pressure).is_some());
         }
         assert_eq!(ALLOCATIONS.get() - before, 0);
@@ -97,7 +96,7 @@ fn no_prediction_allocates_of_a_plan_or_of_a_change() {
             for (id, window) in (0..).map(WindowId).zip(lineage.windows()).step_by(7) {
                 let evicted = if window.recomputable { Action::Recompute } else { Action::Swap };
                 let action = if planned.plan.action(id) == Action::Keep { evicted } else { Action::Keep };
-                timeline.predict_change(id, action);
+                timeline.predict_changes(&[(id, action)]);
             }
         };
         timeline.rebase(&planned.plan, budget_bytes);

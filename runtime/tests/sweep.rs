@@ -20,10 +20,6 @@ impl Asked {
 }
 
 impl Policy for Asked {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         self.inner.open(problem)
     }

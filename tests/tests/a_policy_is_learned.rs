@@ -7,8 +7,7 @@ use plimsoll_agent::{Learner, LearnsFrom, PolicyIteration, PolicyIterationConfig
 use plimsoll_env::reward::plan_reward;
 use plimsoll_env::{Domain, Instance, PredictedEnvironment};
 use plimsoll_runtime::baselines::Random;
-use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::{Action, Choice, Plan, Policy, Problem, plan};
+use plimsoll_runtime::{Action, Plan, Policy, Problem, plan};
 use plimsoll_tests::{Recorded, domain, one_at_a_time, plan_by, shipped_workload};
 
 /// How much more of reward a learned policy has to earn than either: some 55 % less overhead.
@@ -21,10 +20,6 @@ const STEPS_MAX: usize = 4096;
 struct KeepNothing;
 
 impl Policy for KeepNothing {
-    fn name(&self) -> &str {
-        "keep-nothing"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let swap = problem.actions.swap;
         plan_by(problem.lineage, |recomputable| match (swap, recomputable) {
@@ -32,10 +27,6 @@ impl Policy for KeepNothing {
             (false, true) => Action::Recompute,
             (false, false) => Action::Keep,
         })
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }
 

@@ -17,7 +17,7 @@ const STEPS_MAX: usize = 4096;
 const SEEDS: std::ops::Range<u64> = 0..3;
 
 fn choices(observation: &Observation) -> impl Iterator<Item = Choice> + '_ {
-    let actions = [Action::Swap, Action::Recompute];
+    let actions = Action::EVICTIONS;
     (0..observation.candidates())
         .flat_map(move |candidate| actions.map(|action| Choice { candidate, action }))
         .filter(|&choice| observation.allows(choice))
@@ -71,7 +71,7 @@ fn keeps_the_contract<E: Environment>(make: impl Fn(usize) -> E) {
 
     let first = reset(&mut environment, 0);
     let masked = (0..first.candidates())
-        .flat_map(|candidate| [Action::Swap, Action::Recompute].map(|action| Choice { candidate, action }))
+        .flat_map(|candidate| Action::EVICTIONS.map(|action| Choice { candidate, action }))
         .find(|&choice| !first.allows(choice));
     let unlawful = [
         masked,

@@ -97,7 +97,7 @@ impl CopyTable {
     /// The link between `device` and its slow tier that plans reckon with, measured now.
     pub fn reckoned_link(engines: &Engines, device: Device) -> Result<Link, CopyProbeError> {
         match device {
-            Device::Cpu => Ok(HostEngine::probe()),
+            Device::Cpu => Ok(HostEngine::probe()?),
             device => Ok(Self::measure(engines, device, &Self::LINK_SIZES)?.link(device).at_share(RECKONED_SHARE)),
         }
     }

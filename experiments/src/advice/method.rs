@@ -69,7 +69,7 @@ pub fn methods<'a>(link: Link, half: Cost, int8: Cost, policy: &'a Chosen) -> Ve
 impl Method<'_> {
     fn policies(&self) -> Vec<Box<dyn Policy + Send>> {
         match self.policy {
-            Some(chosen) => chosen.policies(),
+            Some(chosen) => vec![chosen.policy()],
             None => PLANNERS.iter().filter_map(|name| baseline(name, 0)).collect(),
         }
     }

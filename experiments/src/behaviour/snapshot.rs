@@ -112,8 +112,8 @@ struct Reader {
     /// The live block at an address that the history saw allocated.
     live: HashMap<u64, usize>,
     allocations: Vec<u64>,
-    reserved_change: i64,
-    reserved_change_max: i64,
+    reserved_change: i128,
+    reserved_change_max: i128,
     out_of_memory: usize,
 }
 
@@ -124,13 +124,14 @@ impl Reader {
         let timed = entries.iter().all(|entry| entry.time_us.is_some());
         let first_us = entries.iter().find_map(|entry| entry.time_us).unwrap_or(0);
         let time = |(tick, entry): (usize, &Entry)| match entry.time_us {
-            Some(us) if timed => us.saturating_sub(first_us) * 1_000,
+            Some(us) if timed => us.saturating_sub(first_us).saturating_mul(1_000),
             _ => tick as u64,
         };
         let ticks = entries.iter().enumerate().map(time).collect();
         // What was reserved when the history began follows from what is reserved at its end.
-        let at_the_end: u64 = segments.iter().map(|segment| segment.total_size).sum();
-        let reserved_bytes = (at_the_end as i64 - self.reserved_change + self.reserved_change_max).max(0) as u64;
+        let at_the_end: i128 = segments.iter().map(|segment| i128::from(segment.total_size)).sum();
+        let reserved_bytes = at_the_end - self.reserved_change + self.reserved_change_max;
+        let reserved_bytes = reserved_bytes.clamp(0, u64::MAX.into()) as u64;
         let history = History { subject, ticks, timed, blocks: self.blocks, has_accesses: false };
         Recorded { history, allocations: self.allocations, reserved_bytes, out_of_memory: self.out_of_memory }
     }
@@ -148,10 +149,10 @@ impl Reader {
                 None => self.blocks.push(Block { died: Some(tick), ..block(entry.size, label(&[]), None) }),
             },
             "segment_alloc" | "segment_map" => {
-                self.reserved_change += entry.size as i64;
+                self.reserved_change += i128::from(entry.size);
                 self.reserved_change_max = self.reserved_change.max(self.reserved_change_max);
             }
-            "segment_free" | "segment_unmap" => self.reserved_change -= entry.size as i64,
+            "segment_free" | "segment_unmap" => self.reserved_change -= i128::from(entry.size),
             "oom" => self.out_of_memory += 1,
             // A block whose free is requested counts until it is completed; snapshots change nothing.
             _ => {}

@@ -1,5 +1,6 @@
 //! `plimsoll advise`.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -42,8 +43,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE|BASELINE", default_value = "capuchin")]
     policy: String,
     /// Iterations of each real run
-    #[arg(long, default_value_t = 5, value_name = "N")]
-    iterations: usize,
+    #[arg(long, default_value = "5", value_name = "N")]
+    iterations: NonZeroUsize,
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
@@ -85,7 +86,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let policy = Chosen::parse(&arguments.policy)?;
     policy.warn_of_family(&config.family.to_string());
-    let link = arguments.link.resolve();
+    let link = arguments.link.resolve()?;
     let (half, int8) = (Form::Half.probe()?, Form::Int8.probe()?);
     let methods = methods(link, half, int8, &policy);
     let bar = progress::bar(batches.len() as u64, "batch sizes");
@@ -166,7 +167,7 @@ fn measure(
         &instance.problem(),
         &made.at_full_strength.plan,
         Box::new(HostEngine::new(arguments.link.is_emulated().then_some(instance.link))),
-        arguments.iterations,
+        arguments.iterations.get(),
         false,
     )?;
     Ok(Figures { latency_ns: measured.makespan_ns, peak_bytes: measured.peak_bytes })

@@ -1,5 +1,6 @@
 //! `plimsoll finetune`.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,8 +54,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 10, value_name = "N")]
     updates: usize,
     /// Planned iterations that a plan's reward is measured on, each beside an untouched one
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    iterations: usize,
+    #[arg(long, default_value = "3", value_name = "N")]
+    iterations: NonZeroUsize,
     /// Turns that both policies take on the loop at the end, at every budget
     #[arg(long, default_value_t = 6, value_name = "N", value_parser = clap::value_parser!(u64).range(3..))]
     rounds: u64,
@@ -105,7 +106,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     chosen.warn_of_family(&config.family.to_string());
     require_writable(&arguments.out)?;
     let mut pupil = pupil(&arguments, &start.weights)?;
-    let link = emulated(arguments.link.unwrap_or(config.evaluation.link));
+    let link = emulated(arguments.link.unwrap_or(config.evaluation.link))?;
     let mut environment = open(&config, &arguments, link)?;
     let instances = instances(&config, &arguments, &environment, link);
     for instance in &instances {
@@ -214,7 +215,7 @@ fn open(config: &FamilyConfig, arguments: &Arguments, link: Link) -> anyhow::Res
             steps_max: STEPS_MAX,
         }
     };
-    let environment = TorchEnvironment::recording(session, workload, domain, arguments.iterations)?;
+    let environment = TorchEnvironment::recording(session, workload, domain, arguments.iterations.get())?;
     for budget in budgets(config, arguments) {
         let (needed, peak) = (budget.resolve(environment.trace().peak_bytes), environment.trace().peak_bytes);
         ensure!(needed < peak, "a budget of {needed} bytes needs no plan: keep-all peaks at {peak} bytes");

@@ -71,7 +71,8 @@ impl FromStr for LoopName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (config, workload) = text.rsplit_once(':').ok_or("expected FILE:WORKLOAD")?;
+        let (config, workload) =
+            text.rsplit_once(':').ok_or("expected FILE:WORKLOAD, such as configs/gpt.toml:gpt-small")?;
         Ok(LoopName { config: Path::new(config).to_owned(), workload: workload.to_owned() })
     }
 }
@@ -159,6 +160,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         let mut config = FamilyConfig::load(&name.config)?;
         let workload = config.workload(&name.workload)?;
         let workload = workload.with_batch(arguments.batch.unwrap_or(workload.batch()));
+        workload.validate().with_context(|| format!("{}: a batch of {}", name.workload, workload.batch()))?;
         config.workloads.insert(name.workload.clone(), workload);
         config.manner.passes = arguments.passes.unwrap_or(config.manner.passes);
         anyhow::Ok((config, &name.workload))

@@ -1,7 +1,7 @@
 //! `plimsoll import`.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -85,11 +85,11 @@ fn simrd_trace(file: &Path, workload: &str, family: &str) -> anyhow::Result<Trac
 }
 
 fn read_pytorch_trace(file: &Path, flags: &TimesFlags, workload: &str, family: &str) -> anyhow::Result<Trace> {
-    let json = std::fs::read(file)?;
+    let json = read(file)?;
     let times = match &flags.times {
         Some(path) => {
             let name = || path.display().to_string();
-            Some(Times::read(&std::fs::read(path).with_context(name)?).with_context(name)?)
+            Some(Times::read(&read(path).with_context(name)?).with_context(name)?)
         }
         None if flags.untimed => None,
         None => bail!("execution traces hold no times: give the profiler's trace with --times, or --untimed"),
@@ -105,6 +105,12 @@ fn read_pytorch_trace(file: &Path, flags: &TimesFlags, workload: &str, family: &
 fn stem(file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.split('.').next().unwrap_or_default().to_owned()
+}
+
+fn read(file: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(file)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The bytes of a file, unpacked where gzip packed them.

@@ -195,7 +195,7 @@ impl<'a, 'h> Tree<'a, 'h> {
             }
             self.loaded[window] = action;
             let columns = self.program.actions(WindowId(window as u32));
-            for (column, of) in columns.into_iter().zip([Action::Swap, Action::Recompute]) {
+            for (column, of) in columns.into_iter().zip(Action::EVICTIONS) {
                 if let Some(column) = column {
                     let (lower, upper) = match action {
                         OPEN => (0.0, 1.0),

@@ -75,8 +75,8 @@ impl Contestant {
 struct Unasked(Box<dyn Policy + Send>);
 
 impl Policy for Unasked {
-    fn name(&self) -> &str {
-        self.0.name()
+    fn reads_features(&self) -> bool {
+        self.0.reads_features()
     }
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
@@ -86,7 +86,7 @@ impl Policy for Unasked {
 
 impl MakePolicy for Contestant {
     fn make(&self) -> Box<dyn Policy + Send> {
-        self.policy.policies().swap_remove(0)
+        self.policy.policy()
     }
 }
 

@@ -1,7 +1,6 @@
 use crate::lineage::{Lineage, Window, WindowId};
-use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::sweep::Problem;
 
 /// Swaps blocks that are alive at the peak, largest bytes × idle time first, as long as the copies are hidden (Li et al.,
@@ -14,10 +13,6 @@ use crate::sweep::Problem;
 pub struct AppObMem;
 
 impl Policy for AppObMem {
-    fn name(&self) -> &str {
-        "appobmem"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let lineage = problem.lineage;
         let mut plan = Plan::keep_all(lineage.windows().len());
@@ -39,14 +34,6 @@ impl Policy for AppObMem {
             plan.set(absence.window, Action::Swap);
             load[absence.from..absence.to].iter_mut().for_each(|load| *load -= absence.bytes);
         }
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }
 

@@ -27,10 +27,6 @@ impl AutoSwap {
 }
 
 impl Policy for AutoSwap {
-    fn name(&self) -> &str {
-        "autoswap"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let lineage = problem.lineage;
         let operators = problem.trace.operators.len();
@@ -47,10 +43,6 @@ impl Policy for AutoSwap {
         let windows = lineage.windows().iter();
         self.weighted_absence.extend(windows.map(|window| before[window.end as usize] - before[window.start as usize]));
         Plan::keep_all(lineage.windows().len())
-    }
-
-    fn reads_features(&self) -> bool {
-        false
     }
 
     fn decides_unopened(&self) -> bool {

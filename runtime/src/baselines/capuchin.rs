@@ -12,14 +12,6 @@ use crate::policy::{Choice, Policy};
 pub struct Capuchin;
 
 impl Policy for Capuchin {
-    fn name(&self) -> &str {
-        "capuchin"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let hidden = |candidate: &Candidate| candidate.swap_exposed_ns == 0;
         let hidden = lowest_among(pressure, Action::Swap, hidden, |candidate| {

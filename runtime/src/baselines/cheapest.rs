@@ -9,14 +9,6 @@ use crate::policy::{Choice, Policy};
 pub struct Cheapest;
 
 impl Policy for Cheapest {
-    fn name(&self) -> &str {
-        "cheapest"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let per_covered_byte =
             |cost_ns: u64, candidate: &Candidate| cost_ns as f64 / candidate.bytes.min(pressure.deficit_bytes) as f64;

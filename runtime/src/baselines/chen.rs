@@ -1,6 +1,5 @@
-use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::sweep::Problem;
 
 /// Keeps every √n-th activation of the forward pass and rebuilds the rest (Chen et al., *Training Deep Nets with
@@ -11,10 +10,6 @@ use crate::sweep::Problem;
 pub struct Chen;
 
 impl Policy for Chen {
-    fn name(&self) -> &str {
-        "chen"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let lineage = problem.lineage;
         let mut plan = Plan::keep_all(lineage.windows().len());
@@ -28,13 +23,5 @@ impl Policy for Chen {
             }
         }
         plan
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }

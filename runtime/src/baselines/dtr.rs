@@ -12,14 +12,6 @@ use crate::policy::{Choice, Policy};
 pub struct Dtr;
 
 impl Policy for Dtr {
-    fn name(&self) -> &str {
-        "dtr"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         lowest(pressure, Action::Recompute, |candidate| per_byte_and_time(with_neighbourhood_ns(candidate), candidate))
             .or_else(|| lowest(pressure, Action::Swap, |candidate| per_byte_and_time(candidate.transfer_ns, candidate)))

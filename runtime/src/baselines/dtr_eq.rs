@@ -17,17 +17,9 @@ pub struct DtrEq {
 }
 
 impl Policy for DtrEq {
-    fn name(&self) -> &str {
-        "dtr-eq"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         self.known = Some(Known::of(problem));
         Plan::keep_all(problem.lineage.windows().len())
-    }
-
-    fn reads_features(&self) -> bool {
-        false
     }
 
     fn decides_unopened(&self) -> bool {

@@ -12,14 +12,6 @@ use crate::policy::{Choice, Policy};
 pub struct DtrLocal;
 
 impl Policy for DtrLocal {
-    fn name(&self) -> &str {
-        "dtr-local"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         lowest(pressure, Action::Recompute, |candidate| per_byte_and_time(candidate.own_recompute_ns, candidate))
             .or_else(|| lowest(pressure, Action::Swap, |candidate| per_byte_and_time(candidate.transfer_ns, candidate)))

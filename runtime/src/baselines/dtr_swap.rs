@@ -11,14 +11,6 @@ use crate::policy::{Choice, Policy};
 pub struct DtrSwap;
 
 impl Policy for DtrSwap {
-    fn name(&self) -> &str {
-        "dtr-swap"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         lower_of_both(
             pressure,

@@ -41,14 +41,6 @@ impl Genetic {
 struct Belady;
 
 impl Policy for Belady {
-    fn name(&self) -> &str {
-        "belady"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let farthest = |action| lowest(pressure, action, |candidate| -(candidate.to_use_ns as f64));
         farthest(Action::Swap).or_else(|| farthest(Action::Recompute))
@@ -119,10 +111,6 @@ impl Breeding<'_, '_> {
 }
 
 impl Policy for Genetic {
-    fn name(&self) -> &str {
-        "genetic"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let (windows, random) = (useful_windows(problem), SplitMix64::new(self.seed));
         let mut breeding = Breeding { problem, judge: Judge::after_a_sweep(*problem), windows, random };
@@ -139,13 +127,5 @@ impl Policy for Genetic {
             population.sort_by(by_cost);
         }
         breeding.judge.best().0.clone()
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }

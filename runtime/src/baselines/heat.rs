@@ -1,4 +1,5 @@
 use super::lowest;
+use crate::lineage::Window;
 use crate::observation::{Candidate, Pressure};
 use crate::plan::{Action, Plan};
 use crate::policy::{Choice, Policy};
@@ -13,9 +14,9 @@ use crate::sweep::Problem;
 /// integer program nor the learned placement of the paper is in it.
 #[derive(Default)]
 pub struct Heat {
-    /// Per window: accesses of its storage from the window's end on.
-    accesses_to_come: Vec<u32>,
-    /// Per window: operators between its storage's first and last access.
+    /// Per window: operators that use its storage from the window's end on.
+    uses_to_come: Vec<u32>,
+    /// Per window: operators between its storage's first and last use.
     lifetime: Vec<u32>,
 }
 
@@ -24,7 +25,7 @@ impl Heat {
     fn quantities(&self, candidate: &Candidate) -> [f64; 4] {
         let window = candidate.window.index();
         [
-            f64::from(self.accesses_to_come[window]),
+            f64::from(self.uses_to_come[window]),
             candidate.to_use_ns as f64,
             candidate.bytes as f64,
             f64::from(self.lifetime[window]),
@@ -33,35 +34,28 @@ impl Heat {
 }
 
 impl Policy for Heat {
-    fn name(&self) -> &str {
-        "heat"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
-        let (lineage, storages) = (problem.lineage, problem.trace.storages.len());
-        let windows = lineage.windows();
-        let (mut first, mut last) = (vec![u32::MAX; storages], vec![0; storages]);
-        for window in windows {
-            let storage = window.storage.index();
-            first[storage] = first[storage].min(window.start);
-            last[storage] = last[storage].max(window.end);
+        let windows = problem.lineage.windows();
+        // By storage, in their order.
+        let mut uses = vec![Vec::new(); problem.trace.storages.len()];
+        for (operator, index) in problem.trace.operators.iter().zip(0u32..) {
+            let accessed = operator.accesses.iter().map(|access| access.storage);
+            for storage in operator.creates.iter().copied().chain(accessed) {
+                uses[storage.index()].push(index);
+            }
         }
-        self.lifetime.clear();
-        self.lifetime.extend(windows.iter().map(|window| last[window.storage.index()] - first[window.storage.index()]));
-        self.accesses_to_come.clear();
-        self.accesses_to_come.resize(windows.len(), 0);
-        let mut accesses = vec![0; storages];
-        // Windows are ordered by their ends.
-        for (index, window) in windows.iter().enumerate().rev() {
-            let accessed = window.used_again && (window.end as usize) < problem.trace.operators.len();
-            accesses[window.storage.index()] += u32::from(accessed);
-            self.accesses_to_come[index] = accesses[window.storage.index()];
-        }
+        let uses_of = |window: &Window| uses[window.storage.index()].as_slice();
+        let to_come = |window| {
+            let uses = uses_of(window);
+            (uses.len() - uses.partition_point(|&operator| operator < window.end)) as u32
+        };
+        let lifetime = |window| match uses_of(window) {
+            [first, .., last] => last - first,
+            _ => 0,
+        };
+        self.uses_to_come = windows.iter().map(to_come).collect();
+        self.lifetime = windows.iter().map(lifetime).collect();
         Plan::keep_all(windows.len())
-    }
-
-    fn reads_features(&self) -> bool {
-        false
     }
 
     fn decides_unopened(&self) -> bool {

@@ -1,7 +1,6 @@
 use crate::lineage::WindowId;
-use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::random::SplitMix64;
 use crate::search::cost::{Judge, useful_windows};
 use crate::sweep::Problem;
@@ -25,14 +24,12 @@ const RANGE: f32 = 3.0;
 /// a price; coefficients and coding are ours to choose. A window that may not be recomputed reads that third as keep.
 pub struct Home {
     seed: u64,
-    particles: usize,
-    rounds: usize,
 }
 
 impl Home {
     /// The same seed gives the same plan.
     pub fn new(seed: u64) -> Self {
-        Home { seed, particles: PARTICLES, rounds: ROUNDS }
+        Home { seed }
     }
 }
 
@@ -98,10 +95,6 @@ impl Swarm<'_, '_> {
 }
 
 impl Policy for Home {
-    fn name(&self) -> &str {
-        "home"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let plan = Plan::keep_all(problem.lineage.windows().len());
         let random = SplitMix64::new(self.seed);
@@ -110,24 +103,16 @@ impl Policy for Home {
         if swarm.windows.is_empty() {
             return swarm.plan;
         }
-        let mut particles: Vec<Particle> = (0..self.particles).map(|index| swarm.particle(index)).collect();
+        let mut particles: Vec<Particle> = (0..PARTICLES).map(|index| swarm.particle(index)).collect();
         let best_of = |particles: &[Particle]| {
             let best = particles.iter().map(|particle| &particle.best);
             best.min_by(|a, b| a.cost.total_cmp(&b.cost)).expect("there are particles").clone()
         };
         let mut leader = best_of(&particles);
-        for _ in 0..self.rounds {
+        for _ in 0..ROUNDS {
             particles.iter_mut().for_each(|particle| swarm.step(particle, &leader));
             leader = best_of(&particles);
         }
         swarm.judge.best().0.clone()
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }

@@ -11,14 +11,6 @@ use crate::policy::{Choice, Policy};
 pub struct Largest;
 
 impl Policy for Largest {
-    fn name(&self) -> &str {
-        "largest"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let largest = |action| lowest(pressure, action, |candidate| -(candidate.bytes as f64));
         largest(Action::Recompute).or_else(|| largest(Action::Swap))

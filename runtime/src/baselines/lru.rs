@@ -11,14 +11,6 @@ use crate::policy::{Choice, Policy};
 pub struct Lru;
 
 impl Policy for Lru {
-    fn name(&self) -> &str {
-        "lru"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let stalest = |action| lowest(pressure, action, |candidate| -(candidate.staleness_ns as f64));
         stalest(Action::Recompute).or_else(|| stalest(Action::Swap))

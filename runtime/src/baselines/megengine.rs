@@ -14,14 +14,6 @@ const EVICTEE_BYTES_MIN: u64 = 1 << 20;
 pub struct MegEngine;
 
 impl Policy for MegEngine {
-    fn name(&self) -> &str {
-        "megengine"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let large = |candidate: &Candidate| candidate.bytes >= EVICTEE_BYTES_MIN;
         let by_recompute = |candidate: &Candidate| per_byte_and_time(with_neighbourhood_ns(candidate), candidate);

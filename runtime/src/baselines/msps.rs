@@ -12,14 +12,6 @@ use crate::policy::{Choice, Policy};
 pub struct Msps;
 
 impl Policy for Msps {
-    fn name(&self) -> &str {
-        "msps"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let per_byte = |cost_ns: u64, bytes: u64| cost_ns as f64 / bytes as f64;
         lowest(pressure, Action::Recompute, |candidate| per_byte(candidate.recompute_ns, candidate.bytes))

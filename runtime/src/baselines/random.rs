@@ -15,14 +15,6 @@ impl Random {
 }
 
 impl Policy for Random {
-    fn name(&self) -> &str {
-        "random"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let count = pressure.choices().count() as u64;
         pressure.choices().nth((self.random.next() % count) as usize)

@@ -1,10 +1,9 @@
 use std::ops::ControlFlow;
 
 use super::{BASELINES, baseline};
-use crate::observation::Pressure;
 use crate::plan::Plan;
 use crate::planner;
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::search::{Limits, search};
 use crate::sweep::Problem;
 
@@ -24,21 +23,9 @@ impl Searched {
 }
 
 impl Policy for Searched {
-    fn name(&self) -> &str {
-        "search"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let policies = BASELINES.iter().filter_map(|name| baseline(name, self.limits.seed));
         let starts: Vec<Plan> = policies.map(|mut policy| planner::plan(*problem, policy.as_mut()).plan).collect();
         search(*problem, &starts, self.limits, None, &mut |_| ControlFlow::Continue(())).plan
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }

@@ -1,7 +1,6 @@
 use super::fastest_that_fits;
-use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::sweep::Problem;
 
 /// Divides the iteration into equal migration intervals; what an interval does not access is in the slow tier while it
@@ -14,10 +13,6 @@ use crate::sweep::Problem;
 pub struct Sentinel;
 
 impl Policy for Sentinel {
-    fn name(&self) -> &str {
-        "sentinel"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let nothing = Plan::keep_all(problem.lineage.windows().len());
         if !problem.actions.swap {
@@ -27,14 +22,6 @@ impl Policy for Sentinel {
         let lengths = std::iter::successors(Some(1u32), |length| length.checked_mul(2));
         let lengths = lengths.take_while(|&length| length <= operators);
         fastest_that_fits(problem, nothing, lengths.map(|length| migrate(problem, length)))
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }
 

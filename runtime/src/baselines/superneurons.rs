@@ -18,10 +18,6 @@ pub struct SuperNeurons {
 }
 
 impl Policy for SuperNeurons {
-    fn name(&self) -> &str {
-        "superneurons"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let lineage = problem.lineage;
         let mut plan = Plan::keep_all(lineage.windows().len());
@@ -36,10 +32,6 @@ impl Policy for SuperNeurons {
             }
         }
         plan
-    }
-
-    fn reads_features(&self) -> bool {
-        false
     }
 
     fn decides_unopened(&self) -> bool {

@@ -1,7 +1,6 @@
 use super::{forward_to_backward, read_by};
-use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::sweep::Problem;
 
 /// Offloads whatever the forward pass leaves for the backward pass (Rhu et al., *vDNN*, MICRO 2016, vDNN-all).
@@ -11,20 +10,8 @@ use crate::sweep::Problem;
 pub struct VdnnAll;
 
 impl Policy for VdnnAll {
-    fn name(&self) -> &str {
-        "vdnn-all"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         offload(problem, &[])
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }
 

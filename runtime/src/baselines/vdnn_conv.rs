@@ -1,7 +1,6 @@
 use super::{CONVOLUTIONS, vdnn};
-use crate::observation::Pressure;
 use crate::plan::Plan;
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::sweep::Problem;
 
 /// Offloads what the forward pass leaves for the backward pass and a convolution reads (Rhu et al., *vDNN*, MICRO 2016,
@@ -11,19 +10,7 @@ use crate::sweep::Problem;
 pub struct VdnnConv;
 
 impl Policy for VdnnConv {
-    fn name(&self) -> &str {
-        "vdnn-conv"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         vdnn::offload(problem, &CONVOLUTIONS)
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }

@@ -1,7 +1,6 @@
 use super::{CONVOLUTIONS, fastest_that_fits, vdnn};
-use crate::observation::Pressure;
 use crate::plan::Plan;
-use crate::policy::{Choice, Policy};
+use crate::policy::Policy;
 use crate::sweep::Problem;
 
 /// Tries no offload, vDNN-conv and vDNN-all, and takes the fastest that fits (Rhu et al., *vDNN*, MICRO 2016, section
@@ -12,21 +11,9 @@ use crate::sweep::Problem;
 pub struct VdnnDyn;
 
 impl Policy for VdnnDyn {
-    fn name(&self) -> &str {
-        "vdnn-dyn"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let nothing = Plan::keep_all(problem.lineage.windows().len());
         let (convolutions, all) = (vdnn::offload(problem, &CONVOLUTIONS), vdnn::offload(problem, &[]));
         fastest_that_fits(problem, nothing, [convolutions, all])
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
-    fn choose(&mut self, _pressure: &Pressure<'_>) -> Option<Choice> {
-        None
     }
 }

@@ -18,10 +18,6 @@ pub struct VdnnPlus {
 }
 
 impl Policy for VdnnPlus {
-    fn name(&self) -> &str {
-        "vdnn++"
-    }
-
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let windows = problem.lineage.windows().len();
         self.feature_map.clear();
@@ -30,10 +26,6 @@ impl Policy for VdnnPlus {
             self.feature_map[id.index()] = true;
         }
         Plan::keep_all(windows)
-    }
-
-    fn reads_features(&self) -> bool {
-        false
     }
 
     fn decides_unopened(&self) -> bool {

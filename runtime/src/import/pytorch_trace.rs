@@ -147,7 +147,7 @@ struct Tree<'a> {
 impl<'a> Tree<'a> {
     fn of(nodes: &'a [Node]) -> Self {
         let mut children: HashMap<u64, Vec<&Node>> = HashMap::new();
-        for node in nodes.iter().filter(|node| node.ctrl_deps != node.id) {
+        for node in nodes.iter().filter(|node| node.ctrl_deps < node.id) {
             children.entry(node.ctrl_deps).or_default().push(node);
         }
         children.values_mut().for_each(|called| called.sort_by_key(|node| (node.record(), node.id)));

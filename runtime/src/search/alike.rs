@@ -82,7 +82,7 @@ impl Alike {
                 if stretch.is_empty() {
                     continue;
                 }
-                for action in [Action::Swap, Action::Recompute] {
+                for action in Action::EVICTIONS {
                     if problem.allows(stretch[0], action) {
                         offers.push(Offer { windows: stretch.clone(), action, ns_per_byte: 0.0 });
                     }

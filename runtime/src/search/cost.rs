@@ -135,14 +135,6 @@ impl NoisyPrice {
 }
 
 impl Policy for NoisyPrice {
-    fn name(&self) -> &str {
-        "noisy-price"
-    }
-
-    fn reads_features(&self) -> bool {
-        false
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let mut best: Option<(f64, Choice)> = None;
         for choice in pressure.choices() {

@@ -79,7 +79,7 @@ type Places = [Option<Residency>; CHANGES_MAX];
 
 impl Timeline<'_> {
     /// Predicts `plan` under `budget_bytes` as [`Timeline::predict`] does, and makes it the base of
-    /// [`Timeline::predict_change`].
+    /// [`Timeline::predict_changes`].
     pub fn rebase(&mut self, plan: &Plan, budget_bytes: u64) -> Prediction {
         self.base.bookmarks.clear();
         self.base.accepted = 0;
@@ -98,15 +98,6 @@ impl Timeline<'_> {
         self.base.changed.resize(self.base.bookmarks.left().len(), false);
         self.base.prediction = Some(prediction);
         prediction
-    }
-
-    /// Predicts the base with another action for one window: [`Timeline::predict_changes`] of one.
-    ///
-    /// # Panics
-    ///
-    /// As that does.
-    pub fn predict_change(&mut self, window: WindowId, action: Action) -> Prediction {
-        self.predict_changes(&[(window, action)])
     }
 
     /// Predicts the base with other actions for some windows, each named once, as [`Timeline::predict`] would, in a

@@ -288,8 +288,7 @@ impl Residency {
             };
             facts.describer.describe(&scene, candidates, ahead, features);
         }
-        let pressure =
-            Pressure { operator: 0, deficit_bytes, budget_bytes: facts.line_bytes, wait: None, candidates, features };
+        let pressure = Pressure { operator: 0, deficit_bytes, wait: None, candidates, features };
         let chosen = reactive.choose(&pressure).or_else(|| Dtr.choose(&pressure));
         facts.policy = reactive;
         chosen.map(|Choice { candidate, action }| (facts.entries[candidate], action))

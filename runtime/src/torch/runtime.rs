@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use tch::Device;
 
-use super::copy::{CopyEngine, HostEngine};
+use super::copy::{CopyEngine, CopyError, HostEngine};
 use super::detector::Detector;
 use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
 use super::library::{Decider, Library};
@@ -79,6 +79,9 @@ pub enum BuildError {
         /// The name that was given.
         found: String,
     },
+    /// The link to the host's memory could not be measured.
+    #[error("measuring the link to the host's memory: {0}")]
+    Link(#[from] CopyError),
     /// The copies of the CPU do not reach other devices.
     #[error("a runtime for {0:?} needs an engine and a link of that device")]
     NoEngine(Device),
@@ -185,7 +188,10 @@ impl Builder {
             return Err(BuildError::NoEngine(self.device));
         }
         let session = Session::install_on(self.device)?;
-        let tiers = self.tiers.unwrap_or_else(|| HostEngine::probe().into());
+        let tiers = match self.tiers {
+            Some(tiers) => tiers,
+            None => HostEngine::probe()?.into(),
+        };
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
         let mut driver =
             Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, tiers.host)));

@@ -18,15 +18,7 @@ impl Residency {
     /// Starts copying storages to the slow tier, as one slab.
     pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier) -> Result<(), Fault> {
         shim::join_streams()?;
-        let mut pieces = Vec::with_capacity(entries.len());
-        for &entry in entries {
-            let bytes = self.true_bytes(entry)? as usize;
-            // Should its copy be lost.
-            if let Some(&Live { filled_at: Some(_), version: Some(version), .. }) = self.get(entry) {
-                self.look_whether_filled(entry, version)?;
-            }
-            pieces.push(DeviceBytes { start: shim::park(entry)?, bytes });
-        }
+        let pieces = self.park(entries)?;
         // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
         let mut started = unsafe { self.engine.offload(&pieces, tier) };
         if started.is_err() && tier == Tier::Host {
@@ -36,9 +28,7 @@ impl Residency {
         let (copies, ticket) = match started {
             Ok(started) => started,
             Err(error) => {
-                for &entry in entries {
-                    shim::unpark(entry)?;
-                }
+                unpark(entries);
                 self.refuse_swaps();
                 return Err(error.into());
             }
@@ -55,6 +45,30 @@ impl Residency {
         self.report.offloaded_bytes += total;
         self.events.copy_started(Channel::Offload, entries[0], total);
         Ok(())
+    }
+
+    /// Takes the bytes of storages, where the program cannot reach them: of all, or of none.
+    fn park(&mut self, entries: &[Entry]) -> Result<Vec<DeviceBytes>, Fault> {
+        let mut pieces = Vec::with_capacity(entries.len());
+        for &entry in entries {
+            match self.park_one(entry) {
+                Ok(piece) => pieces.push(piece),
+                Err(fault) => {
+                    unpark(&entries[..pieces.len()]);
+                    return Err(fault);
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn park_one(&mut self, entry: Entry) -> Result<DeviceBytes, Fault> {
+        let bytes = self.true_bytes(entry)? as usize;
+        // Should its copy be lost.
+        if let Some(&Live { filled_at: Some(_), version: Some(version), .. }) = self.get(entry) {
+            self.look_whether_filled(entry, version)?;
+        }
+        Ok(DeviceBytes { start: shim::park(entry)?, bytes })
     }
 
     /// A copy to the slow tier failed: nothing else goes there in this iteration, unless nothing else can be done.
@@ -339,5 +353,12 @@ impl Residency {
             );
             self.free_copy(access.entry);
         }
+    }
+}
+
+/// Gives storages their bytes back. One that has died meanwhile, in another thread, has nobody to give them to.
+fn unpark(entries: &[Entry]) {
+    for &entry in entries {
+        let _ = shim::unpark(entry);
     }
 }

@@ -149,7 +149,8 @@ impl<'a> Lives<'a> {
         for (life, facts) in self.lives.iter().enumerate() {
             let Some(&id) = ids.get(&life) else {
                 // Nobody sees it but the operator that makes it.
-                operators[facts.made_by.expect("workspace is made")].workspace_bytes += facts.bytes;
+                let workspace = &mut operators[facts.made_by.expect("workspace is made")].workspace_bytes;
+                *workspace = workspace.saturating_add(facts.bytes);
                 continue;
             };
             for &(call, mode) in &facts.uses {

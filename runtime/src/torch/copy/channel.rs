@@ -182,8 +182,9 @@ impl Worker {
                 }
             }
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(work).expect("a thread for copies");
-        Worker { orders: Some(orders), thread: Some(thread) }
+        // Where there is no thread to be had, it has died.
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(work).ok();
+        Worker { orders: Some(orders), thread }
     }
 
     fn take(&self, order: Order) -> Result<(), CopyError> {

@@ -43,17 +43,17 @@ impl HostEngine {
     }
 
     /// Measures this machine's own link: the median of several copies each way. Kernels that use every core wait for a copy
-    /// as long as it takes; others do not.
-    pub fn probe() -> Link {
+    /// as long as it takes; others do not. Fails where there are not 128 MiB for it.
+    pub fn probe() -> Result<Link, CopyError> {
         let copied_by = CopiedBy::suiting_kernels();
         let mut engine = Self::copied_by(copied_by, u64::MAX, None);
-        let link = probe(&mut engine, Tier::Host).expect("this machine has 128 MiB left");
+        let link = probe(&mut engine, Tier::Host)?;
         let copying_s_per_byte = 0.5 * (1.0 / link.offload_bytes_per_s + 1.0 / link.prefetch_bytes_per_s);
         let contention_ns_per_byte = match copied_by {
             CopiedBy::Caller => 1e9 * copying_s_per_byte,
             CopiedBy::Threads | CopiedBy::LargeByThreads => 0.0,
         };
-        Link { contention_ns_per_byte, ..link }
+        Ok(Link { contention_ns_per_byte, ..link })
     }
 
     /// Makes both threads die, as a fault to be survived. For tests.
