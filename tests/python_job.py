@@ -148,6 +148,25 @@ class ByAddress(torch.autograd.Function):
         return gradient * (1 + zlib.crc32(ctypes.string_at(made.data_ptr(), made.nbytes)) % 16 / 16)
 
 
+class OfLists(torch.autograd.Function):
+    """Its backward pass reads what has been idle: as elements of lists that become tensors, and through a capsule."""
+
+    @staticmethod
+    def forward(context, values):
+        made, lent = values.clone(), values.sin()
+        context.save_for_backward(made, lent)
+        return made * lent
+
+    @staticmethod
+    def backward(context, gradient):
+        made, lent = context.saved_tensors
+        elements = made.view(-1)
+        listed = torch.tensor([elements[0], elements[-1]]).tanh().sum().item()
+        if lent.is_cpu:
+            listed += torch.from_dlpack(torch.utils.dlpack.to_dlpack(lent)).mean().item()
+        return gradient * (1 + 0.1 * listed)
+
+
 class Branch:
     """An operator that takes functions, and chooses its kernel in Python."""
 
@@ -344,7 +363,7 @@ def main():
     parser.add_argument("--in-python", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--streams", action="store_true")
-    parser.add_argument("--past-dispatcher", choices=["graphs", "addresses", "functions"])
+    parser.add_argument("--past-dispatcher", choices=["graphs", "addresses", "functions", "lists"])
     parser.add_argument("--shared", choices=["replicated", "sharded", "split"])
     parser.add_argument("--backend", default="gloo")
     asked = parser.parse_args()
@@ -357,7 +376,7 @@ def main():
         past_dispatcher.run, past_dispatcher.touch = plimsoll._compiled.run_as_region, plimsoll.touch
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    between = {None: None, "graphs": DropOut, "addresses": ByAddress, "functions": Branch}[asked.past_dispatcher]
+    between = {"graphs": DropOut, "addresses": ByAddress, "functions": Branch, "lists": OfLists}.get(asked.past_dispatcher)
     model = Model(asked.in_python, between, torch.cuda.Stream() if asked.streams else None).to(asked.device)
     if asked.compiled:
         # One layer, of sizes that are symbols to the compiler.

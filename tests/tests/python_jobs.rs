@@ -298,8 +298,10 @@ fn operators_that_a_job_takes_over_in_python_keep_every_bit() {
 fn what_goes_past_the_dispatcher_keeps_every_bit() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let reports = ground.reports_within_budget(device, "--past-dispatcher graphs", ["", "--policy dtr"]);
-        reports.iter().for_each(assert_planned);
+        for flags in ["--past-dispatcher graphs", "--past-dispatcher lists"] {
+            let reports = ground.reports_within_budget(device, flags, ["", "--policy dtr"]);
+            reports.iter().for_each(assert_planned);
+        }
     }
     for flags in ["--past-dispatcher addresses", "--past-dispatcher functions"] {
         ground.reports_within_budget("cpu", flags, [""]).iter().for_each(assert_planned);

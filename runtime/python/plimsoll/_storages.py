@@ -4,10 +4,14 @@ import torch
 
 from . import _intercepted
 
-_resize = torch.UntypedStorage.resize_
+_resize, _get_item = torch.UntypedStorage.resize_, torch.UntypedStorage.__getitem__
 _write_file = torch.UntypedStorage._write_file
 _write_record = torch._C.PyTorchFileWriter.write_record
 _to_list, _to_numpy, _to_dlpack = torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__dlpack__
+_to_capsule = torch.utils.dlpack.to_dlpack
+_array_interface = torch.Tensor.__cuda_array_interface__
+_save_script, _save_script_to_buffer = torch.jit.RecursiveScriptModule.save, torch.jit.RecursiveScriptModule.save_to_buffer
+_save_exported = torch.export.save
 
 
 def _resize_announced(storage, size):
@@ -18,6 +22,12 @@ def _resize_announced(storage, size):
     if storage.nbytes() > 0:
         torch.ops.plimsoll.replaced(storage)
     return resized
+
+
+def _get_item_announced(storage, place):
+    if isinstance(place, slice) and storage.nbytes() > 0:
+        torch.ops.plimsoll.lend(storage)
+    return _get_item(storage, place)
 
 
 def _write_file_announced(storage, *how):
@@ -32,8 +42,8 @@ def _write_record_announced(writer, name, data, *how):
 
 
 def _announce(tensor, operator):
-    """Where an iteration is under way, and the tensor is an ordinary one that the processor can read."""
-    if _intercepted.is_under_way() and tensor.layout is torch.strided and tensor.is_cpu:
+    """Where an iteration is under way, and the tensor is an ordinary one that has bytes."""
+    if _intercepted.is_under_way() and tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda):
         operator(tensor.untyped_storage())
 
 
@@ -52,9 +62,46 @@ def _to_dlpack_announced(tensor, *where, **how):
     return _to_dlpack(tensor, *where, **how)
 
 
+def _to_capsule_announced(tensor):
+    _announce(tensor, torch.ops.plimsoll.lend)
+    return _to_capsule(tensor)
+
+
+def _array_interface_announced(tensor):
+    if tensor.is_cuda:
+        _announce(tensor, torch.ops.plimsoll.lend)
+    return _array_interface.__get__(tensor)
+
+
+def _touch(tensors):
+    if _intercepted.is_under_way():
+        torch.ops.plimsoll.touch([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)], [])
+
+
+def _save_script_announced(module, *where, **how):
+    _touch([*module.parameters(), *module.buffers()])
+    return _save_script(module, *where, **how)
+
+
+def _save_script_to_buffer_announced(module, *where, **how):
+    _touch([*module.parameters(), *module.buffers()])
+    return _save_script_to_buffer(module, *where, **how)
+
+
+def _save_exported_announced(program, *where, **how):
+    _touch([*program.state_dict.values(), *program.constants.values()])
+    return _save_exported(program, *where, **how)
+
+
 torch.UntypedStorage.resize_ = _resize_announced
+torch.UntypedStorage.__getitem__ = _get_item_announced
 torch.UntypedStorage._write_file = _write_file_announced
 torch._C.PyTorchFileWriter.write_record = _write_record_announced
 torch.Tensor.tolist = _to_list_announced
 torch.Tensor.numpy = _to_numpy_announced
 torch.Tensor.__dlpack__ = _to_dlpack_announced
+torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_capsule_announced
+torch.Tensor.__cuda_array_interface__ = property(_array_interface_announced)
+torch.jit.RecursiveScriptModule.save = _save_script_announced
+torch.jit.RecursiveScriptModule.save_to_buffer = _save_script_to_buffer_announced
+torch.export.save = _save_exported_announced

@@ -91,6 +91,8 @@ pub(super) struct Absence {
     /// Iterations since it was last looked at, and until it is.
     since: u32,
     patience: u32,
+    /// Whether it is to be looked at before.
+    is_doubtful: bool,
     /// What it was last judged by.
     judged: Vec<PartName>,
 }
@@ -107,8 +109,8 @@ impl Absence {
         }
         let is_urgent = is_urgent && parts.iter().any(|part| !self.judged.contains(part));
         self.latest.push_back(parts);
-        self.since += 1;
-        let is_due = self.latest.len() == LATEST && self.since >= self.patience;
+        self.since = self.since.saturating_add(1);
+        let is_due = self.latest.len() == LATEST && (self.is_doubtful || self.since >= self.patience);
         let look = if self.patience == 0 { Look::First } else { Look::Again };
         if is_urgent { Some(Look::AtOnce) } else { is_due.then_some(look) }
     }
@@ -127,7 +129,7 @@ impl Absence {
 
     /// It is looked at soon, where there is time.
     pub(super) fn reconsider(&mut self) {
-        self.since = self.patience;
+        self.is_doubtful = true;
         self.latest.clear();
     }
 
@@ -138,7 +140,7 @@ impl Absence {
 
     /// Decides anew how much is away, from what is on, of what `could` be. `price` tells what the parts cost with so much of it away.
     pub(super) fn decide(&mut self, mut could: Vec<Leavable>, mut price: impl FnMut(&[Entry]) -> Price) {
-        if self.since >= self.patience {
+        if !std::mem::take(&mut self.is_doubtful) && self.since >= self.patience {
             self.patience = self.patience.saturating_mul(PATIENCE_GROWS).max(PATIENCE);
         }
         self.since = 0;
@@ -267,5 +269,22 @@ mod tests {
         };
         let again = [PATIENCE, PATIENCE * PATIENCE_GROWS].map(|at| (at, Look::Again));
         assert_eq!([until(), until(), until()], [(LATEST as u32, Look::First), again[0], again[1]]);
+    }
+
+    #[test]
+    fn to_look_at_it_sooner_does_not_make_it_rarer() {
+        let mut absence = Absence::default();
+        let parts = || vec![(1, 1), (2, 2)];
+        let until = |absence: &mut Absence| {
+            let at = (1..).find(|_| absence.note(parts(), false).is_some()).expect("without an end");
+            absence.decide(Vec::new(), |_| priced(1));
+            at
+        };
+        assert_eq!(until(&mut absence), LATEST as u32);
+        for _ in 0..100 {
+            absence.reconsider();
+            assert_eq!(until(&mut absence), LATEST as u32);
+        }
+        assert_eq!(until(&mut absence), PATIENCE);
     }
 }

@@ -9,6 +9,7 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_local_scalar_dense_ops.h>
 #include <ATen/ops/max_pool1d_native.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -133,7 +134,7 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
     return;
   }
   // Whatever happens from here on is the interceptor's own or inside the operator.
-  c10::impl::ExcludeDispatchKeyGuard not_again(kInterceptorKey);
+  c10::impl::ExcludeDispatchKeyGuard not_again(kNotIntercepted);
   if (C10_UNLIKELY(!facts.lists.empty())) {
     auto ends = pieces(facts, torch::jit::last(*stack, facts.arguments.size()).data());
     if (!ends.empty()) return run_in_pieces(facts, keys, stack, ends);
@@ -159,6 +160,23 @@ at::Tensor max_pool1d(const at::Tensor& input, at::IntArrayRef size, at::IntArra
                                              at::IntArrayRef, bool)>();
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return as_one.call(input, size, stride, padding, dilation, ceil_mode);
+}
+
+class InterceptedAgain {
+ public:
+  InterceptedAgain() { c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, false); }
+  ~InterceptedAgain() { c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, true); }
+};
+
+// Where libtorch makes a tensor of a list it leaves the interceptor out, and reads the tensors in the list all the same.
+at::Scalar local_scalar_dense(c10::DispatchKeySet keys, const at::Tensor& tensor) {
+  auto local = c10::impl::tls_local_dispatch_key_set();
+  if (local.included_.has(kInterceptorKey) && local.excluded_.has(kInterceptorKey) && !local.excluded_.has_all(kNotIntercepted)) {
+    InterceptedAgain again;
+    return at::_ops::_local_scalar_dense::call(tensor);
+  }
+  return at::_ops::_local_scalar_dense::redispatch(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), tensor);
 }
 
 // What no operator does is announced: the bytes of a storage are about to be replaced; they are about to be read by their
@@ -187,6 +205,8 @@ TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
 }
 TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("max_pool1d", &max_pool1d); }
+// A key that every call has, and that comes after the interceptor's.
+TORCH_LIBRARY_IMPL(aten, BackendSelect, library) { library.impl("_local_scalar_dense", &local_scalar_dense); }
 
 }  // namespace
 

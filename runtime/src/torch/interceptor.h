@@ -13,6 +13,9 @@ namespace plimsoll {
 // An out-of-tree key below autograd that no library here uses (it was torchdistx's).
 constexpr c10::DispatchKey kInterceptorKey = c10::DispatchKey::Fake;
 constexpr c10::DispatchKeySet kBelowInterceptor(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
+// What to exclude where nothing is to be intercepted. The second key has nothing to do but to tell that it was us: libtorch excludes the
+// first one, too.
+constexpr c10::DispatchKeySet kNotIntercepted({kInterceptorKey, c10::DispatchKey::TESTING_ONLY_GenericMode});
 
 // Whether the program's Python code takes over an operator with these keys.
 inline bool is_taken_over(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::Python); }

@@ -19,8 +19,8 @@ namespace {
 
 // The operator ran below these; a rerun must not pass through them again.
 const c10::DispatchKeySet kAboveBackend =
-    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-    c10::DispatchKeySet({kInterceptorKey, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | kNotIntercepted |
+    c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
                          c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                          c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 

@@ -27,7 +27,7 @@ class Region {
   void fail() { call_.fail(); }
 
  private:
-  c10::impl::ExcludeDispatchKeyGuard not_intercepted_{kInterceptorKey};
+  c10::impl::ExcludeDispatchKeyGuard not_intercepted_{kNotIntercepted};
   Call call_;
 };
 

@@ -36,7 +36,7 @@ template <class Body>
 int32_t caught(Body body) {
   try {
     // What the shim does itself is not the program's.
-    c10::impl::ExcludeDispatchKeyGuard not_intercepted(kInterceptorKey);
+    c10::impl::ExcludeDispatchKeyGuard not_intercepted(kNotIntercepted);
     body();
     return 0;
   } catch (const c10::OutOfMemoryError& error) {

@@ -133,7 +133,7 @@ struct Kernel<Operator, Result(Arguments...)> {
     if (C10_UNLIKELY(is_taken_over(keys))) return run_boxed(keys, std::forward<Arguments>(arguments)...);
     keys = keys & kBelowInterceptor;
     // Whatever happens from here on is the interceptor's own or inside the operator.
-    c10::impl::ExcludeDispatchKeyGuard not_again(kInterceptorKey);
+    c10::impl::ExcludeDispatchKeyGuard not_again(kNotIntercepted);
     Borrowed<sizeof...(Arguments)> values;
     size_t index = 0;
     (lend_argument(values[index++], arguments), ...);
