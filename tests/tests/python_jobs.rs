@@ -263,6 +263,15 @@ fn operators_on_lists_come_to_the_same_in_pieces() {
 }
 
 #[test]
+fn what_dies_while_it_is_made_again_is_missed_by_nobody() {
+    let Some(ground) = ground() else { return };
+    for room in ["", "--tight"] {
+        let found = ground.start("let_go.py", room, &[]).end().unwrap();
+        assert_eq!(found, json!({"runs": 2, "total": 524288.0, "held": 0}), "{room}");
+    }
+}
+
+#[test]
 fn other_threads_of_a_job_go_on_while_it_is_planned() {
     let Some(ground) = ground() else { return };
     let budget_bytes = ground.budget_bytes("");

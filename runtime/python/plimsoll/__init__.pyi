@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, device as Device
 
 class Runtime:
     """Keeps one training loop of the process within a budget. Make it before the model, for what is allocated earlier is
@@ -40,16 +40,16 @@ class Runtime:
         budget: int | str,
         policy: str | os.PathLike[str] | None = None,
         *,
-        device: str = "cpu",
+        device: str | Device = "cpu",
         swap: bool | None = None,
         recompute: bool | None = None,
         host_limit: int | str | None = None,
         log_events: bool = False,
     ) -> None:
         """
-        budget: bytes of the device that are never exceeded, or a text such as "512MiB".
+        budget: bytes of the device that are never exceeded, or a text such as "512MiB" (without a unit, bytes).
         policy: path of a policy file, or the name of a baseline. Without, plans are searched for.
-        device: "cpu", "cuda" or "cuda:N".
+        device: "cpu", "cuda" or "cuda:N", as a text or a torch.device.
         swap, recompute: whether to evict so; as the policy was trained unless told.
         host_limit: most memory of the host that copies may take; page-locked beside a GPU, where it is 64 GiB unless told.
         log_events: for `write_chrome_trace`.

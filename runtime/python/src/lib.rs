@@ -64,7 +64,7 @@ fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyR
 }
 
 /// Keeps a training loop within a budget.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "plimsoll")]
 struct Runtime {
     runtime: torch::Runtime,
     device: DeviceName,
@@ -73,18 +73,21 @@ struct Runtime {
 #[pymethods]
 impl Runtime {
     #[new]
-    #[pyo3(signature = (budget, policy = None, *, device = "cpu", swap = None, recompute = None, host_limit = None,
+    #[pyo3(signature = (budget, policy = None, *, device = None, swap = None, recompute = None, host_limit = None,
                         log_events = false))]
     fn new(
         budget: &Bound<'_, PyAny>,
         policy: Option<PathBuf>,
-        device: &str,
+        device: Option<&Bound<'_, PyAny>>,
         swap: Option<bool>,
         recompute: Option<bool>,
         host_limit: Option<&Bound<'_, PyAny>>,
         log_events: bool,
     ) -> PyResult<Self> {
-        let device: DeviceName = device.parse().map_err(value_error)?;
+        let device = match device {
+            Some(device) => device.str()?.to_cow()?.parse().map_err(value_error)?,
+            None => DeviceName::Cpu,
+        };
         let mut builder = torch::Runtime::builder().budget(Budget::bytes(bytes_of(budget)?));
         if let Some(path) = policy {
             builder = match BASELINES.into_iter().find(|name| path.as_os_str() == *name) {
@@ -167,7 +170,7 @@ enum Held {
 }
 
 /// One iteration, or a whole loop, for `with`.
-#[pyclass(subclass)]
+#[pyclass(subclass, module = "plimsoll")]
 struct Guard {
     runtime: Py<Runtime>,
     is_loop: bool,
@@ -175,7 +178,7 @@ struct Guard {
 }
 
 /// A loop whose iterations are found, unless they are marked.
-#[pyclass(extends = Guard)]
+#[pyclass(extends = Guard, module = "plimsoll")]
 struct Loop;
 
 #[pymethods]

@@ -153,6 +153,11 @@ impl Residency {
     /// The next rerun on the way to what `rebuild` makes; none once it is there.
     pub(crate) fn next_job(&mut self, rebuild: &mut Rebuild) -> Result<Option<Job>, Fault> {
         loop {
+            if rebuild.frames.first().is_some_and(|goal| !self.ancestry.version(goal.version).is_current) {
+                // The program has let go of it meanwhile.
+                self.abandon(rebuild);
+                return Ok(None);
+            }
             let is_goal = rebuild.frames.len() == 1;
             let Some(top) = rebuild.frames.last_mut() else { return Ok(None) };
             let version = top.version;
@@ -272,9 +277,9 @@ impl Residency {
         given_up.chain([maker]).try_for_each(|maker| self.tidy_inputs(maker))
     }
 
-    /// Unmarks everything: the rebuild cannot go on.
-    pub(crate) fn abandon(&mut self, rebuild: Rebuild) {
-        for frame in rebuild.frames.into_iter().rev() {
+    /// Unmarks everything: the rebuild cannot go on, or nobody wants it any more.
+    pub(crate) fn abandon(&mut self, rebuild: &mut Rebuild) {
+        for frame in rebuild.frames.drain(..).rev() {
             // What cannot be released now is released with the iteration.
             let _ = self.close(frame);
         }
@@ -363,10 +368,13 @@ impl Residency {
         Ok(())
     }
 
-    /// Puts the bytes of `made` into the storage that was dropped when it held `version`.
+    /// Puts the bytes of `made` into the storage that was dropped when it held `version`; nowhere, if that has died meanwhile.
     fn restore(&mut self, version: VersionId, made: Entry) -> Result<(), Fault> {
         let entry = self.ancestry.version(version).entry;
-        shim::adopt(made, entry)?;
+        if let Err(error) = shim::adopt(made, entry) {
+            self.absorb_freed()?;
+            return if self.get(entry).is_none() { Ok(shim::discard(made)?) } else { Err(error.into()) };
+        }
         self.live_mut(entry)?.place = Place::Resident;
         self.dropped.remove(&version);
         self.ancestry.restored(version);

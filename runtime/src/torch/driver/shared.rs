@@ -73,14 +73,14 @@ impl Shared {
                 Ok(Some(job)) => self.run(driver, job),
                 Ok(None) => return Ok(driver),
                 Err(fault) => {
-                    driver.residency.abandon(rebuild);
+                    driver.residency.abandon(&mut rebuild);
                     return Err(fault);
                 }
             };
             driver = match next {
                 Ok(driver) => driver,
                 Err(fault) => {
-                    self.lock().residency.abandon(rebuild);
+                    self.lock().residency.abandon(&mut rebuild);
                     return Err(fault);
                 }
             };
