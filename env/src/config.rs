@@ -109,7 +109,7 @@ pub struct Randomisation {
     /// How many members are drawn beside them.
     #[serde(default)]
     pub members: usize,
-    /// How many further members are drawn to stop early by; without them, episodes of other seeds are.
+    /// How many further members are drawn to choose the best update by; without them, episodes of other seeds are.
     #[serde(default)]
     pub validation_members: usize,
     /// Least and greatest budget as a share of the keep-all peak, drawn uniformly.

@@ -311,7 +311,7 @@ fn beside(path: &Path, extension: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The traces to train on, and those to stop early by.
+/// The traces to train on, and those to choose the best update by.
 struct Material {
     recorded: Recorded,
     /// How many of the traces are to train on. Those after them are for validation.
