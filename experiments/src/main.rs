@@ -11,6 +11,8 @@ mod exact;
 mod explanation;
 mod gpu_check;
 mod held_out;
+mod interrupt;
+mod logs;
 mod loops;
 mod machine;
 mod margin;

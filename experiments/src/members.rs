@@ -11,7 +11,7 @@ use plimsoll_env::hardware::Roofline;
 use plimsoll_runtime::Trace;
 use plimsoll_runtime::trace::TRACE_EXTENSION;
 
-use crate::commands::import::read_simrd;
+use crate::logs::read_simrd;
 use crate::loops::{LoopFlags, RecordedLoop};
 use crate::machine::{RecordedOn, save_recorded_on};
 use crate::progress;

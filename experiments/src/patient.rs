@@ -8,8 +8,8 @@ use plimsoll_runtime::baselines::{BASELINES, baseline};
 use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Decided, Plan, Planned, Problem, plan};
 
-use crate::commands::train::watch_for_interrupt;
 use crate::exact::{EXACT, Highs, Progress, Proof, solve};
+use crate::interrupt::watch_for_interrupt;
 use crate::progress;
 use crate::table::percent;
 

@@ -10,76 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::baselines::{BASELINES, KeepAll, baseline};
+use crate::decode::{Planned, plan, plan_until};
 use crate::learned::LearnedPolicy;
 use crate::locks::lock;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::search::{Found, Limits, search_together};
-use crate::sweep::{Problem, Sweep};
+use crate::sweep::Problem;
 use crate::timeline::{Prediction, Timeline};
-
-/// A complete plan and what it is predicted to cost.
-#[derive(Clone, Debug)]
-pub struct Planned {
-    /// The plan.
-    pub plan: Plan,
-    /// Its prediction under the budget it was made for.
-    pub prediction: Prediction,
-    /// Evictions that the policy chose at pressure points.
-    pub decisions: usize,
-    /// Wall-clock time that planning took.
-    pub decide_ns: u64,
-}
-
-impl Planned {
-    /// Whether the budget is held.
-    pub fn fits(&self) -> bool {
-        self.prediction.over_budget_bytes == 0
-    }
-
-    /// Whether it exceeds the budget by less, or by as much and takes less time.
-    pub fn is_better_than(&self, other: &Planned) -> bool {
-        self.prediction.rank() < other.prediction.rank()
-    }
-}
-
-/// Lets `policy` plan `problem`. Where more than the budget can never be evicted nobody is asked, and nothing is evicted: to
-/// miss it by less takes longer than any plan that holds one.
-pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
-    plan_until(problem, policy, &|| false).expect("it is never over")
-}
-
-/// The same, unless `is_over` says so between two decisions. What a policy does before the first is not cut short.
-fn plan_until(problem: Problem<'_>, policy: &mut dyn Policy, is_over: &dyn Fn() -> bool) -> Option<Planned> {
-    let started = Instant::now();
-    let mut nobody = KeepAll;
-    let policy: &mut dyn Policy = if problem.is_hopeless() { &mut nobody } else { policy };
-    let opened = policy.open(&problem);
-    let planned = completed_until(problem, opened, policy, is_over)?;
-    Some(Planned { decide_ns: started.elapsed().as_nanos() as u64, ..planned })
-}
-
-/// Lets `policy` decide what `plan` leaves open at pressure points.
-pub fn completed(problem: Problem<'_>, plan: Plan, policy: &mut dyn Policy) -> Planned {
-    completed_until(problem, plan, policy, &|| false).expect("it is never over")
-}
-
-fn completed_until(
-    problem: Problem<'_>,
-    plan: Plan,
-    policy: &mut dyn Policy,
-    is_over: &dyn Fn() -> bool,
-) -> Option<Planned> {
-    let started = Instant::now();
-    let start = if policy.weighs_waiting() { Sweep::weighing_waits } else { Sweep::new };
-    let mut sweep = start(problem, plan);
-    sweep.decide_until(policy, is_over).then(|| Planned {
-        plan: sweep.plan().clone(),
-        prediction: sweep.prediction(),
-        decisions: sweep.decisions(),
-        decide_ns: started.elapsed().as_nanos() as u64,
-    })
-}
 
 /// A plan, and the name of the policy or baseline that it is by.
 #[derive(Clone, Debug)]

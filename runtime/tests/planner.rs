@@ -6,7 +6,8 @@ mod support;
 use std::time::Duration;
 
 use plimsoll_runtime::baselines::{BASELINES, KeepAll, baseline};
-use plimsoll_runtime::planner::{LEARNED, LEARNED_SEARCH, PORTFOLIO, SEARCH, completed};
+use plimsoll_runtime::decode::completed;
+use plimsoll_runtime::planner::{LEARNED, LEARNED_SEARCH, PORTFOLIO, SEARCH};
 use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::{Decided, Planned, Planner, Problem, Timeline, least_feasible_budget, plan};
 use support::drawn_policy::drawn_policy;

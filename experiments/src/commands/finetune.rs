@@ -17,8 +17,9 @@ use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::network::{Network, NetworkWeights};
 use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, Planner, PolicyFile, plan};
 
-use super::train::{STEPS_MAX, describe, scalars, watch_for_interrupt};
+use super::train::{STEPS_MAX, describe, scalars};
 use crate::chosen::Chosen;
+use crate::interrupt::watch_for_interrupt;
 use crate::loops::{LATENCY_NS, LoopFlags, bandwidth, build, emulated};
 use crate::progress;
 use crate::provenance::provenance_of;

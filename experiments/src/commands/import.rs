@@ -1,20 +1,15 @@
 //! `plimsoll import`.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use plimsoll_runtime::Trace;
-use plimsoll_runtime::file::{require_writable, unpacked};
+use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::import::pytorch_trace::{self, Times};
-use plimsoll_runtime::import::simrd;
 
 use super::record::save;
-
-/// The family of traces that are logs of simrd, unless another is named.
-const SIMRD: &str = "simrd";
+use crate::logs::{SIMRD, read, simrd_trace, stem};
 
 /// Who recorded the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -75,15 +70,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     save(&trace, &arguments.out)
 }
 
-/// The trace that a log of simrd is, named after the file and of the family `simrd`.
-pub fn read_simrd(file: &Path) -> anyhow::Result<Trace> {
-    simrd_trace(file, &stem(file), SIMRD)
-}
-
-fn simrd_trace(file: &Path, workload: &str, family: &str) -> anyhow::Result<Trace> {
-    Ok(simrd::Log::read(open(file)?)?.trace(workload, family)?)
-}
-
 fn read_pytorch_trace(file: &Path, flags: &TimesFlags, workload: &str, family: &str) -> anyhow::Result<Trace> {
     let json = read(file)?;
     let times = match &flags.times {
@@ -99,21 +85,4 @@ fn read_pytorch_trace(file: &Path, flags: &TimesFlags, workload: &str, family: &
         eprintln!("plimsoll: warning: without times, every operator takes none");
     }
     Ok(trace)
-}
-
-/// The file's name up to its first dot.
-fn stem(file: &Path) -> String {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    name.split('.').next().unwrap_or_default().to_owned()
-}
-
-fn read(file: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open(file)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// The bytes of a file, unpacked where gzip packed them.
-fn open(file: &Path) -> std::io::Result<Box<dyn BufRead>> {
-    unpacked(BufReader::new(File::open(file)?))
 }

@@ -20,6 +20,7 @@ use plimsoll_runtime::observation::FEATURE_TABLE;
 use plimsoll_runtime::{Lineage, Link, PolicyFile, Problem, Trace};
 use serde_json::Value;
 
+use crate::interrupt::watch_for_interrupt;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
 use crate::machine::Machine;
 use crate::members::{self, Recorded};
@@ -478,14 +479,6 @@ fn domain(config: &FamilyConfig, machine: &Machine, range: &MachineRange, traces
         recompute_only: randomisation.recompute_only,
         steps_max: STEPS_MAX,
     }
-}
-
-/// A flag that Ctrl-C sets.
-pub fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
-    Ok(interrupted)
 }
 
 /// What the run is about: its hyperparameters and its configuration.

@@ -1,8 +1,8 @@
 use super::lowest;
+use crate::decode::completed;
 use crate::lineage::WindowId;
 use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
-use crate::planner;
 use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
 use crate::search::cost::{Judge, useful_windows};
@@ -74,7 +74,7 @@ impl Breeding<'_, '_> {
                 self.mutate_one(&mut plan, position);
             }
         }
-        self.judged(planner::completed(*self.problem, plan, &mut Belady).plan)
+        self.judged(completed(*self.problem, plan, &mut Belady).plan)
     }
 
     fn mutate_one(&mut self, plan: &mut Plan, position: usize) {

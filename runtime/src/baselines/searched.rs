@@ -1,8 +1,8 @@
 use std::ops::ControlFlow;
 
 use super::{BASELINES, baseline};
+use crate::decode::plan;
 use crate::plan::Plan;
-use crate::planner;
 use crate::policy::Policy;
 use crate::search::{Limits, search};
 use crate::sweep::Problem;
@@ -25,7 +25,7 @@ impl Searched {
 impl Policy for Searched {
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let policies = BASELINES.iter().filter_map(|name| baseline(name, self.limits.seed));
-        let starts: Vec<Plan> = policies.map(|mut policy| planner::plan(*problem, policy.as_mut()).plan).collect();
+        let starts: Vec<Plan> = policies.map(|mut policy| plan(*problem, policy.as_mut()).plan).collect();
         search(*problem, &starts, self.limits, None, &mut |_| ControlFlow::Continue(())).plan
     }
 }

@@ -1,9 +1,10 @@
 //! Who decides: a learned policy, a baseline, or the planner by itself.
 
 use crate::baselines::{DtrSwap, baseline};
+use crate::decode::plan;
 use crate::learned::LearnedPolicy;
 use crate::plan::Plan;
-use crate::planner::{Decided, Planner, plan};
+use crate::planner::{Decided, Planner};
 use crate::policy::Policy;
 use crate::sweep::Problem;
 
