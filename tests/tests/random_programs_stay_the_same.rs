@@ -1,6 +1,6 @@
 //! A slice of the fuzzer: random programs under random plans, under random budgets, and so with copies that fail, with one or
-//! several batches of any length, with pieces left out, or with parameters that are away between iterations, give the bits of their
-//! untouched selves.
+//! several batches of any length, with pieces left out, with parameters that are away between iterations, or with another thread that
+//! lets go of what they have used, give the bits of their untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict, prepare};
 use plimsoll_tests::one_at_a_time;
@@ -86,6 +86,12 @@ fn with_some_instructions_left_out() {
 #[test]
 fn with_less_than_there_is_between_iterations() {
     under_budgets(Mode::LeftAway);
+}
+
+#[test]
+fn with_another_thread_that_lets_go() {
+    let all = slice(Mode::LetGo);
+    assert!(all.followed > PROGRAMS && all.reruns > 500 && all.evictions > 500, "the programs test too little");
 }
 
 #[test]
