@@ -775,6 +775,7 @@ impl<'a> Machine<'a> {
     fn after(program: &'a Program, mode: Mode, iterations: usize) -> Result<Self, TchError> {
         let mut machine = Machine::new(program, mode);
         (0..iterations).try_for_each(|_| machine.iteration().map(drop))?;
+        machine.elsewhere.iter().for_each(Elsewhere::catch_up);
         Ok(machine)
     }
 
