@@ -489,11 +489,11 @@ impl<R> Ancestry<R> {
     }
 
     /// A root that is held is about to go. Where all that was made from it for dropped storages stands in storages of its own, at
-    /// one remove or more, that is held in its stead, as a lineage has it: a version that cannot be rebuilt any more serves for
-    /// as long as its storage holds it. Whether the root was let go of.
-    pub(crate) fn relinquish(&mut self, root: VersionId) -> bool {
+    /// one remove or more, that may be held in its stead, as a lineage has it: a version that cannot be rebuilt any more serves for
+    /// as long as its storage holds it. These are returned, each with what made it.
+    pub(crate) fn heirs(&self, root: VersionId) -> Option<Vec<(MakerId, VersionId)>> {
         if !self.is_held(root) || self.version(root).is_wanted() {
-            return false;
+            return None;
         }
         let (mut heirs, mut gone) = (Vec::new(), vec![root]);
         let mut seen = 0;
@@ -511,7 +511,7 @@ impl<R> Ancestry<R> {
                         continue;
                     }
                     if made.is_dropped {
-                        return false;
+                        return None;
                     }
                     if !made.is_current {
                         gone.extend(Some(output).filter(|output| !gone.contains(output)));
@@ -521,6 +521,11 @@ impl<R> Ancestry<R> {
                 }
             }
         }
+        Some(heirs)
+    }
+
+    /// Lets go of a root for its [`Ancestry::heirs`].
+    pub(crate) fn relinquish(&mut self, heirs: Vec<(MakerId, VersionId)>) {
         for (maker, heir) in heirs {
             // It was wanted only for what another one serves for.
             if !self.is_anchored(heir) {
@@ -532,7 +537,6 @@ impl<R> Ancestry<R> {
             self.custody.push(Custody::Hold(entry));
             self.release_above(maker);
         }
-        true
     }
 
     fn tell_parents(&mut self, version: VersionId, dropped: bool) {
@@ -635,6 +639,14 @@ mod tests {
         (ancestry, [x, y, z])
     }
 
+    /// Whether a root is let go of.
+    fn relinquish<R>(ancestry: &mut Ancestry<R>, root: VersionId) -> bool {
+        let heirs = ancestry.heirs(root);
+        let is_let_go = heirs.is_some();
+        heirs.into_iter().for_each(|heirs| ancestry.relinquish(heirs));
+        is_let_go
+    }
+
     #[test]
     fn what_a_dropped_storage_is_rebuilt_from_is_held_until_it_is_restored() {
         let (mut ancestry, [x, _, z]) = chain();
@@ -688,7 +700,7 @@ mod tests {
         ancestry.hold_near(true);
         ancestry.drop_bytes(z);
         ancestry.lose(x);
-        assert!(!ancestry.can_drop(y) && !ancestry.anchor_above(y) && !ancestry.relinquish(y));
+        assert!(!ancestry.can_drop(y) && !ancestry.anchor_above(y) && !relinquish(&mut ancestry, y));
         assert_eq!(ancestry.hold_near(false), [y]);
         ancestry.restored(z);
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(2)), Custody::Unhold(Entry::numbered(2))]);
@@ -735,7 +747,7 @@ mod tests {
         let (mut ancestry, [x, y, z]) = chain();
         ancestry.drop_bytes(z);
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(1))]);
-        assert!(ancestry.relinquish(x));
+        assert!(relinquish(&mut ancestry, x));
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(2)), Custody::Unhold(Entry::numbered(1))]);
         assert!(ancestry.is_rebuildable(y) && !ancestry.can_drop(y), "x still stands, and is about to go");
         ancestry.lose(x);
@@ -753,7 +765,7 @@ mod tests {
         ancestry.drop_bytes(w);
         ancestry.lose(y);
         ancestry.take_custody();
-        assert!(ancestry.relinquish(x));
+        assert!(relinquish(&mut ancestry, x));
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(3)), Custody::Unhold(Entry::numbered(1))]);
         ancestry.lose(x);
         assert!(ancestry.is_rebuildable(w));
@@ -773,7 +785,7 @@ mod tests {
         ancestry.add_maker((), &[Some(z)], &[w], 1);
         ancestry.drop_bytes(w);
         ancestry.take_custody();
-        assert!(ancestry.relinquish(x));
+        assert!(relinquish(&mut ancestry, x));
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(3)), Custody::Unhold(Entry::numbered(1))]);
         ancestry.lose(x);
         assert!(ancestry.is_held(z) && !ancestry.is_anchored(y), "y may go");
@@ -787,13 +799,13 @@ mod tests {
         ancestry.drop_bytes(z);
         ancestry.drop_bytes(y);
         ancestry.take_custody();
-        assert!(!ancestry.relinquish(x), "y is dropped");
+        assert!(!relinquish(&mut ancestry, x), "y is dropped");
         ancestry.lose(y);
-        assert!(!ancestry.relinquish(x), "y is gone, and on the way to z");
+        assert!(!relinquish(&mut ancestry, x), "y is gone, and on the way to z");
         assert_eq!(ancestry.take_custody(), []);
         ancestry.restored(z);
         assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
-        assert!(!ancestry.relinquish(x), "nothing holds it");
+        assert!(!relinquish(&mut ancestry, x), "nothing holds it");
     }
 
     #[test]

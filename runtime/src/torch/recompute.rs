@@ -338,7 +338,18 @@ impl Residency {
         for &version in &read {
             self.ancestry.version_mut(version).wanted -= 1;
         }
-        let results = results?;
+        let results = match results {
+            Ok(results) => results,
+            Err(error) => {
+                for &entry in &job.locked {
+                    // Let go of in another thread before it was read: it is made again, too.
+                    if self.has_died(entry)? {
+                        return Ok(());
+                    }
+                }
+                return Err(error.into());
+            }
+        };
         self.report.reruns += 1;
         self.report.rerun_ns += elapsed_ns;
         self.events.reran(started, elapsed_ns);
@@ -372,8 +383,7 @@ impl Residency {
     fn restore(&mut self, version: VersionId, made: Entry) -> Result<(), Fault> {
         let entry = self.ancestry.version(version).entry;
         if let Err(error) = shim::adopt(made, entry) {
-            self.absorb_freed()?;
-            return if self.get(entry).is_none() { Ok(shim::discard(made)?) } else { Err(error.into()) };
+            return if self.has_died(entry)? { Ok(shim::discard(made)?) } else { Err(error.into()) };
         }
         self.live_mut(entry)?.place = Place::Resident;
         self.dropped.remove(&version);

@@ -5,7 +5,7 @@
 //! here decides what to evict. How bytes leave and come back is in `swap.rs` and `recompute.rs`.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::ancestry::{Ancestry, Custody, MakerId, VersionId};
 use super::copy::{CopyEngine, CopyError, SlowCopy, Ticket};
@@ -114,6 +114,9 @@ pub(crate) enum Ending {
     /// Swapped storages are coming back: nothing may be evicted.
     Fetching,
 }
+
+/// How long a thread may take from its last hold of a storage to the report of its death.
+const DYING: Duration = Duration::from_millis(100);
 
 /// How often an iteration goes back to swaps, after a copy to the slow tier has failed, where nothing else is left.
 const LAST_RESORTS: u32 = 4;
@@ -331,6 +334,22 @@ impl Residency {
         Ok(())
     }
 
+    /// Whether a storage is gone that something could not be done with: another thread may let go of it at any time.
+    pub(super) fn has_died(&mut self, entry: Entry) -> Result<bool, Fault> {
+        let started = Instant::now();
+        loop {
+            self.absorb_freed()?;
+            if self.get(entry).is_none() {
+                return Ok(true);
+            }
+            // That thread is about to say so.
+            if !shim::has_died(entry) || started.elapsed() > DYING {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// The storages that have died since the last call, in order.
     pub(crate) fn drain_died(&mut self) -> impl Iterator<Item = Entry> {
         self.died.drain(..)
@@ -353,7 +372,9 @@ impl Residency {
                 },
                 Custody::Unhold(entry) => {
                     self.held.remove(&entry);
-                    shim::unhold(entry)?;
+                    if self.get(entry).is_some() {
+                        shim::unhold(entry)?;
+                    }
                 }
             }
         }
@@ -409,9 +430,24 @@ impl Residency {
         if self.hold_above(version)? {
             return Ok(true);
         }
-        let is_relinquished = self.ancestry.relinquish(version);
+        let Some(heirs) = self.ancestry.heirs(version) else { return Ok(false) };
+        for (held, &(_, heir)) in heirs.iter().enumerate() {
+            let entry = self.ancestry.version(heir).entry;
+            if shim::hold(entry).is_err() {
+                // It has died, in another thread.
+                for &(_, other) in &heirs[..held] {
+                    shim::unhold(self.ancestry.version(other).entry)?;
+                }
+                self.has_died(entry)?;
+                return Ok(false);
+            }
+        }
+        let entries: Vec<Entry> = heirs.iter().map(|&(_, heir)| self.ancestry.version(heir).entry).collect();
+        self.ancestry.relinquish(heirs);
         self.take_custody()?;
-        Ok(is_relinquished)
+        // Some of them are not wanted after all.
+        entries.into_iter().filter(|entry| !self.held.contains(entry)).try_for_each(shim::unhold)?;
+        Ok(true)
     }
 
     /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it. Whether nothing was

@@ -585,6 +585,11 @@ pub(crate) fn bytes_of(entry: Entry) -> Result<u64, ShimError> {
     Ok(bytes)
 }
 
+/// Whether nothing holds the storage any more, though nobody may have said so yet.
+pub(crate) fn has_died(entry: Entry) -> bool {
+    bytes_of(entry).is_err()
+}
+
 /// Reruns an operator; see shim.h for the order of inputs and outputs.
 pub(crate) fn rerun(recipe: &Recipe, inputs: &[Entry], outputs: &mut [Entry]) -> Result<(), AllocateError> {
     // SAFETY: the recipe is alive, and the slices are as long as they say.

@@ -15,10 +15,11 @@ use crate::hardware::Tier;
 const FETCH_ATTEMPTS: usize = 3;
 
 impl Residency {
-    /// Starts copying storages to the slow tier, as one slab.
+    /// Starts copying storages to the slow tier, as one slab: those that are alive.
     pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier) -> Result<(), Fault> {
         shim::join_streams()?;
-        let pieces = self.park(entries)?;
+        let (entries, pieces) = self.park(entries)?;
+        let Some(&first) = entries.first() else { return Ok(()) };
         // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
         let mut started = unsafe { self.engine.offload(&pieces, tier) };
         if started.is_err() && tier == Tier::Host {
@@ -28,13 +29,13 @@ impl Residency {
         let (copies, ticket) = match started {
             Ok(started) => started,
             Err(error) => {
-                unpark(entries);
+                unpark(&entries);
                 self.refuse_swaps();
                 return Err(error.into());
             }
         };
         let mut total = 0;
-        for (&entry, copy) in entries.iter().zip(copies) {
+        for (entry, copy) in entries.into_iter().zip(copies) {
             self.free_copy(entry);
             let live = self.live_mut(entry)?;
             live.copy = Some(copy);
@@ -43,23 +44,28 @@ impl Residency {
             self.offloading.push_back(entry);
         }
         self.report.offloaded_bytes += total;
-        self.events.copy_started(Channel::Offload, entries[0], total);
+        self.events.copy_started(Channel::Offload, first, total);
         Ok(())
     }
 
-    /// Takes the bytes of storages, where the program cannot reach them: of all, or of none.
-    fn park(&mut self, entries: &[Entry]) -> Result<Vec<DeviceBytes>, Fault> {
-        let mut pieces = Vec::with_capacity(entries.len());
+    /// Takes the bytes of those storages that are alive, where the program cannot reach them: of all, or of none.
+    fn park(&mut self, entries: &[Entry]) -> Result<(Vec<Entry>, Vec<DeviceBytes>), Fault> {
+        let (mut parked, mut pieces) = (Vec::with_capacity(entries.len()), Vec::with_capacity(entries.len()));
         for &entry in entries {
             match self.park_one(entry) {
-                Ok(piece) => pieces.push(piece),
+                Ok(piece) => {
+                    parked.push(entry);
+                    pieces.push(piece);
+                }
                 Err(fault) => {
-                    unpark(&entries[..pieces.len()]);
-                    return Err(fault);
+                    if !shim::has_died(entry) {
+                        unpark(&parked);
+                        return Err(fault);
+                    }
                 }
             }
         }
-        Ok(pieces)
+        Ok((parked, pieces))
     }
 
     fn park_one(&mut self, entry: Entry) -> Result<DeviceBytes, Fault> {
@@ -217,7 +223,9 @@ impl Residency {
         debug_assert!(self.has_copy(entry));
         // As of what is dropped.
         shim::join_streams()?;
-        shim::park(entry)?;
+        if let Err(error) = shim::park(entry) {
+            return if self.has_died(entry)? { Ok(()) } else { Err(error.into()) };
+        }
         shim::release(entry)?;
         self.live_mut(entry)?.place = Place::Offloaded;
         Ok(())
@@ -234,19 +242,21 @@ impl Residency {
         fetched
     }
 
-    /// Brings back a storage that the slow tier holds, or that is on its way there or back.
+    /// Brings back a storage that the slow tier holds, or that is on its way there or back, unless it dies.
     ///
     /// Where the slow tier does not give it back, it counts as dropped if reruns can restore it.
     pub(crate) fn fetch(&mut self, entry: Entry) -> Result<(), Fault> {
         let mut last = None;
         for _ in 0..FETCH_ATTEMPTS {
-            let fetched = match self.live(entry)?.place {
+            let Some(live) = self.get(entry) else { return Ok(()) };
+            let fetched = match live.place {
                 Place::Resident | Place::Dropped => return Ok(()),
                 Place::Offloading(_) => self.recall(entry),
                 Place::Prefetching(_) => self.finish_prefetch(entry),
                 Place::Offloaded => self.fetch_now(entry),
             };
             match fetched {
+                Err(_) if self.has_died(entry)? => return Ok(()),
                 Err(Fault::NoRoom(message)) => return Err(Fault::NoRoom(message)),
                 Err(fault) => {
                     self.report.failed_copies += u64::from(matches!(fault, Fault::Copy(_)));
