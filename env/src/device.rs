@@ -50,7 +50,7 @@ pub enum DeviceError {
         message: String,
     },
     /// The ordinal is beyond the last device.
-    #[error("there is no device cuda:{wanted}; CUDA devices here: {found}")]
+    #[error("there is no device cuda:{wanted}: this machine has only {found} CUDA devices")]
     NoSuchDevice {
         /// The ordinal that was asked for.
         wanted: usize,

@@ -272,6 +272,15 @@ fn what_dies_while_it_is_made_again_is_missed_by_nobody() {
 }
 
 #[test]
+fn other_threads_may_let_go_of_what_is_away() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("consumers.py", &format!("--iterations 200 {budget}"), &[]).end().unwrap();
+    let (untouched, within) = (run(""), run("--budget 1.2MB"));
+    assert_eq!(within["losses"], untouched["losses"]);
+    assert!(within["evictions"].as_u64() > Some(100), "little was away: {}", within["evictions"]);
+}
+
+#[test]
 fn other_threads_of_a_job_go_on_while_it_is_planned() {
     let Some(ground) = ground() else { return };
     let budget_bytes = ground.budget_bytes("");
