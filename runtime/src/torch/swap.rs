@@ -265,8 +265,13 @@ impl Residency {
                 Ok(()) => {}
             }
         }
-        if matches!(self.live(entry)?.place, Place::Resident) || self.rescue(entry)? {
+        if matches!(self.live(entry)?.place, Place::Resident) {
             return Ok(());
+        }
+        match self.rescue(entry) {
+            Ok(true) => return Ok(()),
+            Err(_) if self.has_died(entry)? => return Ok(()),
+            rescued => _ = rescued?,
         }
         match (last, self.live(entry)?.version) {
             (Some(Fault::Copy(_)), Some(version)) if self.ancestry.can_drop(version) => {
