@@ -153,6 +153,7 @@ mod tests {
         let clipped = |id| sum.get::<1>(id).unwrap().into_data().try_into_vec::<f32>().unwrap();
         assert_eq!((clipped(line.weights.id), clipped(line.bias.id)), (vec![1.5, 0.0], vec![2.0]));
     }
+
     #[test]
     fn a_gradient_that_is_not_finite_is_refused() {
         let device = Device::flex().autodiff();

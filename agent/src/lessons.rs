@@ -94,15 +94,13 @@ impl<M: Method> Student<M> {
         details: Vec<(&'static str, f64)>,
     ) -> Result<UpdateReport, TrainError<E::Error>> {
         let (passes, update) = (self.header.config.passes(), self.header.progress.updates);
-        let before = self.header.spread.clone();
+        let mut spread = self.header.spread.clone();
         if update < passes.normaliser_updates {
-            lessons.iter().for_each(|lesson| self.header.spread.absorb(&M::observation(lesson).features));
+            lessons.iter().for_each(|lesson| spread.absorb(&M::observation(lesson).features));
         }
-        let normaliser = self.header.spread.normaliser();
-        let [loss, gradient_norm] = self.improve(lessons, &normaliser).map_err(|Diverged| {
-            self.header.spread = before;
-            TrainError::Loss { update: update + 1 }
-        })?;
+        let [loss, gradient_norm] =
+            self.improve(lessons, &spread.normaliser()).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
+        self.header.spread = spread;
         let learned = [
             ("cross_entropy", loss),
             ("gradient_norm", gradient_norm),

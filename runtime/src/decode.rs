@@ -42,7 +42,8 @@ pub fn plan(problem: Problem<'_>, policy: &mut dyn Policy) -> Planned {
 pub(crate) fn plan_until(problem: Problem<'_>, policy: &mut dyn Policy, is_over: &dyn Fn() -> bool) -> Option<Planned> {
     let started = Instant::now();
     let planned = if problem.is_hopeless() {
-        kept(problem)
+        let plan = Plan::keep_all(problem.lineage.windows().len());
+        Planned { prediction: predict(problem, &plan), plan, decisions: 0, decide_ns: 0 }
     } else {
         let opened = policy.open(&problem);
         completed_until(problem, opened, policy, is_over)?
@@ -50,11 +51,9 @@ pub(crate) fn plan_until(problem: Problem<'_>, policy: &mut dyn Policy, is_over:
     Some(Planned { decide_ns: started.elapsed().as_nanos() as u64, ..planned })
 }
 
-/// Evicts nothing.
-fn kept(Problem { trace, lineage, tiers, budget_bytes, .. }: Problem<'_>) -> Planned {
-    let plan = Plan::keep_all(lineage.windows().len());
-    let prediction = Timeline::new(trace, lineage, tiers).predict(&plan, budget_bytes);
-    Planned { plan, prediction, decisions: 0, decide_ns: 0 }
+/// What is predicted of a plan under the problem's budget.
+pub(crate) fn predict(Problem { trace, lineage, tiers, budget_bytes, .. }: Problem<'_>, plan: &Plan) -> Prediction {
+    Timeline::new(trace, lineage, tiers).predict(plan, budget_bytes)
 }
 
 /// Lets `policy` decide what `plan` leaves open at pressure points.

@@ -10,14 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::baselines::{BASELINES, KeepAll, baseline};
-use crate::decode::{Planned, plan, plan_until};
+use crate::decode::{Planned, plan, plan_until, predict};
 use crate::learned::LearnedPolicy;
 use crate::locks::lock;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::search::{Found, Limits, search_together};
 use crate::sweep::Problem;
-use crate::timeline::{Prediction, Timeline};
+use crate::timeline::Prediction;
 
 /// A plan, and the name of the policy or baseline that it is by.
 #[derive(Clone, Debug)]
@@ -278,7 +278,7 @@ impl<'a> Planning<'a> {
         if budget_bytes == problem.budget_bytes {
             return Some(planned);
         }
-        Some(Planned { prediction: self.predict(&planned.plan), ..planned })
+        Some(Planned { prediction: predict(self.problem, &planned.plan), ..planned })
     }
 
     fn offer(&self, by: &'static str, planned: Planned) {
@@ -286,13 +286,8 @@ impl<'a> Planning<'a> {
     }
 
     fn offer_again(&self, plan: &Plan) {
-        let prediction = self.predict(plan);
+        let prediction = predict(self.problem, plan);
         self.offer(BEFORE, Planned { plan: plan.clone(), prediction, decisions: 0, decide_ns: 0 });
-    }
-
-    fn predict(&self, plan: &Plan) -> Prediction {
-        let Problem { trace, lineage, tiers, budget_bytes, .. } = self.problem;
-        Timeline::new(trace, lineage, tiers).predict(plan, budget_bytes)
     }
 
     fn ask(&self, name: &'static str, is_owed: bool) {

@@ -3,8 +3,7 @@
 //! A trace measured on two cores has the structure and the bytes of the loop, but not an accelerator's proportion of
 //! compute to link. A [`HardwareProfile`] says what a machine does at best, and [`project`] gives the trace the times of
 //! such a machine by the roofline model ("Roofline: An Insightful Visual Performance Model for Multicore
-//! Architectures", Williams et al. 2009). The machine at hand, an
-//! accelerator included, is measured by `copies` and `probe`.
+//! Architectures", Williams et al. 2009). The machine at hand, an accelerator included, is measured by `copies` and `probe`.
 
 use serde::{Deserialize, Serialize};
 

@@ -10,8 +10,6 @@ _write_record = torch._C.PyTorchFileWriter.write_record
 _to_list, _to_numpy, _to_dlpack = torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__dlpack__
 _to_capsule = torch.utils.dlpack.to_dlpack
 _array_interface = torch.Tensor.__cuda_array_interface__
-_save_script, _save_script_to_buffer = torch.jit.RecursiveScriptModule.save, torch.jit.RecursiveScriptModule.save_to_buffer
-_save_exported = torch.export.save
 
 
 def _resize_announced(storage, size):
@@ -73,24 +71,23 @@ def _array_interface_announced(tensor):
     return _array_interface.__get__(tensor)
 
 
-def _touch(tensors):
-    if _intercepted.is_under_way():
-        torch.ops.plimsoll.touch([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)], [])
+def _announcing(save, held):
+    """`save`, which reads what a module or a program has `held`, its tensors among it, all at once."""
+
+    def announced(saved, *where, **how):
+        if _intercepted.is_under_way():
+            torch.ops.plimsoll.touch([one for one in held(saved) if isinstance(one, torch.Tensor)], [])
+        return save(saved, *where, **how)
+
+    return announced
 
 
-def _save_script_announced(module, *where, **how):
-    _touch([*module.parameters(), *module.buffers()])
-    return _save_script(module, *where, **how)
+def _held_by_script(module):
+    return [*module.parameters(), *module.buffers()]
 
 
-def _save_script_to_buffer_announced(module, *where, **how):
-    _touch([*module.parameters(), *module.buffers()])
-    return _save_script_to_buffer(module, *where, **how)
-
-
-def _save_exported_announced(program, *where, **how):
-    _touch([*program.state_dict.values(), *program.constants.values()])
-    return _save_exported(program, *where, **how)
+def _held_by_exported(program):
+    return [*program.state_dict.values(), *program.constants.values()]
 
 
 torch.UntypedStorage.resize_ = _resize_announced
@@ -102,6 +99,7 @@ torch.Tensor.numpy = _to_numpy_announced
 torch.Tensor.__dlpack__ = _to_dlpack_announced
 torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_capsule_announced
 torch.Tensor.__cuda_array_interface__ = property(_array_interface_announced)
-torch.jit.RecursiveScriptModule.save = _save_script_announced
-torch.jit.RecursiveScriptModule.save_to_buffer = _save_script_to_buffer_announced
-torch.export.save = _save_exported_announced
+_script = torch.jit.RecursiveScriptModule
+_script.save = _announcing(_script.save, _held_by_script)
+_script.save_to_buffer = _announcing(_script.save_to_buffer, _held_by_script)
+torch.export.save = _announcing(torch.export.save, _held_by_exported)

@@ -431,18 +431,15 @@ impl Residency {
             return Ok(true);
         }
         let Some(heirs) = self.ancestry.heirs(version) else { return Ok(false) };
-        for (held, &(_, heir)) in heirs.iter().enumerate() {
-            let entry = self.ancestry.version(heir).entry;
+        let entries: Vec<Entry> = heirs.iter().map(|&(_, heir)| self.ancestry.version(heir).entry).collect();
+        for (held, &entry) in entries.iter().enumerate() {
             if shim::hold(entry).is_err() {
                 // It has died, in another thread.
-                for &(_, other) in &heirs[..held] {
-                    shim::unhold(self.ancestry.version(other).entry)?;
-                }
+                entries[..held].iter().try_for_each(|&other| shim::unhold(other))?;
                 self.has_died(entry)?;
                 return Ok(false);
             }
         }
-        let entries: Vec<Entry> = heirs.iter().map(|&(_, heir)| self.ancestry.version(heir).entry).collect();
         self.ancestry.relinquish(heirs);
         self.take_custody()?;
         // Some of them are not wanted after all.

@@ -57,11 +57,11 @@ impl Residency {
                     parked.push(entry);
                     pieces.push(piece);
                 }
+                // It is booked later: until all of them are on their way, that would free the bytes of those that died meanwhile.
+                Err(_) if shim::has_died(entry) => {}
                 Err(fault) => {
-                    if !shim::has_died(entry) {
-                        unpark(&parked);
-                        return Err(fault);
-                    }
+                    unpark(&parked);
+                    return Err(fault);
                 }
             }
         }
@@ -268,10 +268,9 @@ impl Residency {
         if matches!(self.live(entry)?.place, Place::Resident) {
             return Ok(());
         }
-        match self.rescue(entry) {
-            Ok(true) => return Ok(()),
-            Err(_) if self.has_died(entry)? => return Ok(()),
-            rescued => _ = rescued?,
+        let rescued = self.rescue(entry);
+        if (rescued.is_err() && self.has_died(entry)?) || rescued? {
+            return Ok(());
         }
         match (last, self.live(entry)?.version) {
             (Some(Fault::Copy(_)), Some(version)) if self.ancestry.can_drop(version) => {
