@@ -24,6 +24,7 @@ fn main() {
         "recipe",
         "streams",
         "audit",
+        "bystanders",
         "call",
         "unboxed",
         "lists",

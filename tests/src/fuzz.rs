@@ -6,11 +6,11 @@
 //! of how plans are carried out: another way to run a loop is one more [`Mode`].
 
 use std::ops::AddAssign;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Once};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -19,7 +19,9 @@ use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
 use plimsoll_runtime::planner::Planner;
 use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::torch::copy::{Call, Fault, Faults, FaultyEngine};
-use plimsoll_runtime::torch::{Budget, CopiedBy, CopyError, Executor, HostEngine, RecordError, Recorder, Runtime};
+use plimsoll_runtime::torch::{
+    Budget, CopiedBy, CopyError, Executor, HostEngine, RecordError, Recorder, Runtime, stand_by,
+};
 use plimsoll_runtime::trace::StorageId;
 use plimsoll_runtime::{ActionSet, Lineage, Link, Timeline, Trace};
 use rand::{RngExt, SeedableRng};
@@ -160,6 +162,34 @@ enum Operation {
     Rarely,
 }
 
+impl Operation {
+    /// Whether it writes nothing that was there before.
+    fn only_reads(self) -> bool {
+        matches!(
+            self,
+            Operation::Add
+                | Operation::Multiply
+                | Operation::MultiplyNumber
+                | Operation::MatMul
+                | Operation::Linear
+                | Operation::Slice
+                | Operation::Concatenate
+                | Operation::Clone
+                | Operation::ZeroInPlace
+                | Operation::Relu
+                | Operation::Gelu
+                | Operation::Tanh
+                | Operation::Softmax
+                | Operation::LogSumExp
+                | Operation::LayerNorm
+                | Operation::Dropout
+                | Operation::CumulativeSum
+                | Operation::Where
+                | Operation::Attention
+        )
+    }
+}
+
 /// One step of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction {
@@ -236,13 +266,16 @@ pub enum Mode {
     LeftAway,
     /// As [`Mode::Budgeted`], with another thread that lets go of what instructions have used, some time later.
     LetGo,
+    /// As [`Mode::Budgeted`], with other threads that stand by: one looks at what instructions make while the program goes on, and some
+    /// instructions are run by others.
+    Beside,
 }
 
 impl Mode {
     /// How often a program runs. Of other lengths it is known when it has run three times, and has a plan for one of them.
     fn iterations(self) -> usize {
         match self {
-            Mode::Planned | Mode::Budgeted | Mode::Faulty | Mode::LetGo => TOTAL,
+            Mode::Planned | Mode::Budgeted | Mode::Faulty | Mode::LetGo | Mode::Beside => TOTAL,
             Mode::Resized | Mode::Accumulated | Mode::LeftOut | Mode::LeftAway => 2 * TOTAL,
         }
     }
@@ -262,6 +295,11 @@ impl Mode {
     /// Whether batches are of another length in most iterations.
     fn is_resized(self) -> bool {
         matches!(self, Mode::Resized | Mode::Accumulated)
+    }
+
+    /// Whether other threads use what the program does.
+    fn has_others(self) -> bool {
+        matches!(self, Mode::LetGo | Mode::Beside)
     }
 }
 
@@ -377,10 +415,12 @@ impl Program {
             if before_end_bytes > budget_bytes {
                 return Err(format!("{what}: {before_end_bytes} in iteration {iteration}"));
             }
-            // Everything is restored at the end. By reruns alone that takes their own bytes too.
+            // Everything is restored at the end. By reruns alone that takes their own bytes too, and so it may where there is what other
+            // threads made, which stays.
             let peak_bytes = latest.peak_bytes;
             let has_failed = faults.happened() > failed_before;
-            if actions.swap && !has_failed && peak_bytes > budget_bytes.max(resident_bytes) {
+            let can_swap = actions.swap && mode != Mode::Beside;
+            if can_swap && !has_failed && peak_bytes > budget_bytes.max(resident_bytes) {
                 return Err(format!("{what}: {peak_bytes} after iteration {iteration}, then {resident_bytes}"));
             }
             tally.followed += usize::from(latest.followed);
@@ -398,8 +438,8 @@ impl Program {
             };
             let least_bytes = report.least_feasible_budget_bytes;
             let is_enough = least_bytes <= budget_bytes || budget_bytes >= enough_bytes.min(expected.peak_bytes);
-            // Nobody knows how much there is that another thread has still to let go of.
-            if is_enough && !has_failed && mode != Mode::LetGo {
+            // Nobody knows how much there is that other threads have still to let go of.
+            if is_enough && !has_failed && !mode.has_others() {
                 return Err(format!("{what}: {enough_bytes} suffice: iteration {iteration}: {refused}"));
             }
             tally.refusals += 1;
@@ -702,49 +742,75 @@ struct Machine<'a> {
     elsewhere: Option<Elsewhere>,
 }
 
-/// A thread that lets go of tensors.
+/// Another thread.
 struct Elsewhere {
-    tensors: Option<Sender<Tensor>>,
-    /// How many it has still to let go of.
+    jobs: Option<Sender<Job>>,
+    /// How many it has still to do.
     left: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
+    seen: (Sender<Result<Tensor, TchError>>, Receiver<Result<Tensor, TchError>>),
 }
+
+type Job = Box<dyn FnOnce(&mut ChaCha8Rng) + Send>;
 
 impl Elsewhere {
     fn start(seed: u64) -> Self {
-        let (tensors, incoming) = channel::<Tensor>();
+        let (jobs, incoming) = channel::<Job>();
         let left = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&left);
-        let thread = std::thread::spawn(move || {
+        let thread = thread::spawn(move || {
+            stand_by();
             let mut random = ChaCha8Rng::seed_from_u64(seed);
-            for tensor in incoming {
-                let until = Instant::now() + Duration::from_micros(random.random_range(0..100));
-                while Instant::now() < until {
-                    std::hint::spin_loop();
-                }
-                drop(tensor);
+            for job in incoming {
+                job(&mut random);
                 count.fetch_sub(1, Ordering::Release);
             }
         });
-        Elsewhere { tensors: Some(tensors), left, thread: Some(thread) }
+        Elsewhere { jobs: Some(jobs), left, thread: Some(thread), seen: channel() }
     }
 
-    fn let_go(&self, tensor: Tensor) {
+    fn does(&self, job: impl FnOnce(&mut ChaCha8Rng) + Send + 'static) {
         self.left.fetch_add(1, Ordering::Relaxed);
-        self.tensors.as_ref().expect("taken only when dropped").send(tensor).expect("the thread ends with this");
+        self.jobs.as_ref().expect("taken only when dropped").send(Box::new(job)).expect("the thread ends with this");
+    }
+
+    /// Some time later.
+    fn let_go(&self, tensor: Tensor) {
+        self.does(move |random| {
+            let until = Instant::now() + Duration::from_micros(random.random_range(0..100));
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            drop(tensor);
+        });
+    }
+
+    fn look_at(&self, tensor: Tensor) {
+        let seen = self.seen.0.clone();
+        self.does(move |_| {
+            let made = tensor.f_detach().and_then(|tensor| tensor.f_neg());
+            drop(tensor);
+            seen.send(made).expect("it is alive");
+        });
     }
 
     /// Waits until nothing is left.
     fn catch_up(&self) {
         while self.left.load(Ordering::Acquire) > 0 {
-            std::thread::yield_now();
+            thread::yield_now();
         }
+    }
+
+    /// What was made of all that it has looked at.
+    fn has_seen(&self) -> Result<Vec<Tensor>, TchError> {
+        self.catch_up();
+        self.seen.1.try_iter().collect()
     }
 }
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
-        self.tensors = None;
+        self.jobs = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -767,7 +833,7 @@ impl<'a> Machine<'a> {
             states,
             running: [Tensor::zeros([WIDTH], on_cpu), Tensor::ones([WIDTH], on_cpu)],
             iteration: 0,
-            elsewhere: (mode == Mode::LetGo).then(|| Elsewhere::start(program.seed)),
+            elsewhere: mode.has_others().then(|| Elsewhere::start(program.seed)),
         }
     }
 
@@ -803,6 +869,7 @@ impl<'a> Machine<'a> {
             for (step, is_left_out) in self.program.instructions.iter().zip(self.left_out()) {
                 match is_left_out {
                     true => registers.push(registers[step.a as usize % registers.len()].shallow_clone()),
+                    false if self.mode == Mode::Beside => self.step_beside(*step, &mut registers)?,
                     false => self.step(*step, &mut registers)?,
                 }
             }
@@ -815,6 +882,9 @@ impl<'a> Machine<'a> {
         }
         drop(without_gradients);
         self.iteration += 1;
+        if let Some(elsewhere) = &self.elsewhere {
+            registers.extend(elsewhere.has_seen()?);
+        }
         registers.extend(self.kept());
         Ok(registers)
     }
@@ -840,10 +910,34 @@ impl<'a> Machine<'a> {
         (0..instructions).map(|_| random.random_bool(0.1)).collect()
     }
 
+    /// A step while another thread looks at what those before it have made, which it may wait for; some are other threads' own.
+    fn step_beside(&mut self, step: Instruction, registers: &mut Vec<Tensor>) -> Result<(), TchError> {
+        if !step.operation.only_reads() {
+            self.elsewhere.iter().for_each(Elsewhere::catch_up);
+        }
+        let known = registers.len();
+        if step.c.is_multiple_of(5) {
+            let ran = thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    stand_by();
+                    self.step(step, registers)
+                });
+                thread.join()
+            });
+            ran.unwrap_or_else(|panic| resume_unwind(panic))?;
+        } else {
+            self.step(step, registers)?;
+        }
+        for (elsewhere, made) in self.elsewhere.iter().zip(registers.get(known)) {
+            elsewhere.look_at(made.shallow_clone());
+        }
+        Ok(())
+    }
+
     fn step(&mut self, step: Instruction, registers: &mut Vec<Tensor>) -> Result<(), TchError> {
         let a = registers[step.a as usize % registers.len()].shallow_clone();
         let b = registers[step.b as usize % registers.len()].shallow_clone();
-        if let Some(elsewhere) = &self.elsewhere {
+        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| self.mode == Mode::LetGo) {
             elsewhere.let_go(a.shallow_clone());
         }
         let number = f64::from(step.c % 7) * 0.3 - 0.9;

@@ -281,6 +281,28 @@ fn other_threads_may_let_go_of_what_is_away() {
 }
 
 #[test]
+fn other_threads_find_what_is_away() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let run = |flags: &str| {
+            let flags = format!("--device {device} --iterations 30 {flags}");
+            ground.start("bystanders.py", &flags, &[]).end().unwrap()
+        };
+        let untouched = run("");
+        for manner in ["", "--detect"] {
+            let within = run(&format!("--budget 2700000 {manner}"));
+            for found in ["losses", "found", "looked"] {
+                assert_eq!(within[found], untouched[found], "{found} on {device} {manner}");
+            }
+            let moved = ["reactive_evictions", "reruns"].map(|kind| within[kind].as_u64().unwrap());
+            assert!(moved.iter().all(|&count| count > 30), "little was away on {device} {manner}: {moved:?}");
+            let peaks: Vec<u64> = serde_json::from_value(within["peaks"].clone()).unwrap();
+            assert!(peaks.iter().all(|&peak| peak <= 2_700_000), "{device} {manner}: {peaks:?}");
+        }
+    }
+}
+
+#[test]
 fn other_threads_of_a_job_go_on_while_it_is_planned() {
     let Some(ground) = ground() else { return };
     let budget_bytes = ground.budget_bytes("");

@@ -1,6 +1,6 @@
 //! A slice of the fuzzer: random programs under random plans, under random budgets, and so with copies that fail, with one or
-//! several batches of any length, with pieces left out, with parameters that are away between iterations, or with another thread that
-//! lets go of what they have used, give the bits of their untouched selves.
+//! several batches of any length, with pieces left out, with parameters that are away between iterations, or with other threads that
+//! let go of what they have used, or use it meanwhile, give the bits of their untouched selves.
 
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict, prepare};
 use plimsoll_tests::one_at_a_time;
@@ -92,6 +92,11 @@ fn with_less_than_there_is_between_iterations() {
 fn with_another_thread_that_lets_go() {
     let all = slice(Mode::LetGo);
     assert!(all.followed > PROGRAMS && all.reruns > 500 && all.evictions > 500, "the programs test too little");
+}
+
+#[test]
+fn with_other_threads_that_use_the_same() {
+    under_budgets(Mode::Beside);
 }
 
 #[test]

@@ -11,14 +11,14 @@ if not torch.__version__.startswith(_LIBTORCH):
     raise ImportError(f"plimsoll is built for torch {_LIBTORCH}x, found {torch.__version__}")
 
 # After torch: it uses the libtorch that torch has loaded.
-from ._plimsoll import Guard, Loop, Runtime  # noqa: E402
+from ._plimsoll import Guard, Loop, Runtime, stand_by  # noqa: E402
 
 # What programs do past the dispatcher, by operators of the extension.
-from . import _compiled, _higher_order, _optimizers, _storages  # noqa: E402, F401
+from . import _compiled, _higher_order, _optimizers, _storages, _threads  # noqa: E402, F401
 
 
 def touch(*tensors, read=()):
     torch.ops.plimsoll.touch(read, tensors)
 
 
-__all__ = ["Guard", "Loop", "Runtime", "touch"]
+__all__ = ["Guard", "Loop", "Runtime", "stand_by", "touch"]

@@ -235,9 +235,14 @@ impl Drop for Guard {
     }
 }
 
+#[pyfunction]
+fn stand_by() {
+    torch::stand_by();
+}
+
 /// What `plimsoll/__init__.py` gives to Python.
 #[pymodule]
 mod _plimsoll {
     #[pymodule_export]
-    use super::{Guard, Loop, Runtime};
+    use super::{Guard, Loop, Runtime, stand_by};
 }

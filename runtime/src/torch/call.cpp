@@ -40,6 +40,11 @@ size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::Stora
 
 int32_t Call::ask() {
   note_stream();
+  is_bystanders_ = is_bystander();
+  if (C10_UNLIKELY(is_bystanders_)) {
+    ask_for_bystander();
+    return 0;
+  }
   find_accesses();
   event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
   int32_t answer = callbacks.before(&event_);
@@ -47,11 +52,27 @@ int32_t Call::ask() {
   return answer;
 }
 
+void Call::ask_for_bystander() {
+  if (unwatched_.begin()) {
+    find_accesses();
+    // Nothing that an iteration knows.
+    if (accesses_.empty()) return unwatched_.end();
+    event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
+    int32_t answer = callbacks.before_bystander(&event_);
+    TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
+    is_watched_ = answer > 0;
+  }
+  // One that waits for other processes may wait for what an iteration is yet to do.
+  if (is_watched_ || facts_.locks) unwatched_.end();
+}
+
 void Call::begin() {
+  if (C10_UNLIKELY(facts_.is_random)) draws_ = draws();
+  refusals_ = refusals.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(is_bystanders_)) return;
   if (C10_UNLIKELY(audited_for.load(std::memory_order_relaxed) != PLIMSOLL_NO_AUDIT))
     audit_ = std::make_unique<Audit>(facts_, storages_, accesses_);
   reset_operator_peak();
-  refusals_ = refusals.load(std::memory_order_relaxed);
   if (answer_ & PLIMSOLL_TIMES) {
     event_.start_ns = now_ns();
     accelerator_operator_starts();
@@ -67,6 +88,7 @@ void Call::finish(const c10::IValue* results) {
       throw;
     }
   }
+  if (C10_UNLIKELY(is_bystanders_)) return end_for_bystander();
   if (answer_ & PLIMSOLL_TIMES) {
     accelerator_operator_ends();
     event_.end_ns = now_ns();
@@ -79,6 +101,16 @@ void Call::finish(const c10::IValue* results) {
   event_.not_replayable = not_replayable_;
   event_.recipe = reinterpret_cast<PlimsollRecipe*>(recipe_.release());
   callbacks.after(&event_);
+}
+
+void Call::fail() {
+  if (C10_UNLIKELY(is_bystanders_)) return end_for_bystander();
+  callbacks.failed(&event_);
+}
+
+void Call::end_for_bystander() {
+  if (is_watched_) callbacks.after_bystander(&event_);
+  unwatched_.end();
 }
 
 void Call::find_accesses() {
@@ -141,13 +173,20 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     if (locked) accesses_[index].locked = locked;
     return;
   }
+  if (C10_UNLIKELY(is_bystanders_)) {
+    // The iteration does not know what bystanders make.
+    if (!entries().find(storage)) return;
+    entries().move_in_several_threads();
+  }
   auto [entry, foreign] = entries().see(storage);
   if (foreign) {
     locked = "not allocated by libtorch's allocator";
     // Nobody tells when its owner changes it, or when it is gone: a batch on the host that goes to another device.
     not_replayable_ = "uses memory that libtorch's allocator did not give out";
   }
-  uint32_t filled = is_absent(storage->data_ptr())                 ? PLIMSOLL_WAS_AWAY
+  // What another thread may take away this moment is looked at once it is held.
+  bool is_away = is_absent(storage->data_ptr()) || entries().is_watched_by_several(entry);
+  uint32_t filled = is_away                                        ? PLIMSOLL_WAS_AWAY
                     : entries().has_changed(entry, *storage, true) ? PLIMSOLL_FILLED
                                                                    : PLIMSOLL_NOT_FILLED;
   storages_.push_back(storage);

@@ -9,6 +9,7 @@
 
 #include "accelerator.h"
 #include "audit.h"
+#include "bystanders.h"
 #include "operators.h"
 #include "recipe.h"
 #include "shim.h"
@@ -74,12 +75,14 @@ class Call {
   // Tells Rust what has run; throws where it did with less memory than it asked for. The arguments may be gone.
   void finish(const c10::IValue* results);
   // Tells Rust that it has failed.
-  void fail() { callbacks.failed(&event_); }
+  void fail();
 
  private:
   // What Rust wants of it: the sum of PlimsollWish.
   int32_t ask();
+  void ask_for_bystander();
   void begin();
+  void end_for_bystander();
   void find_accesses();
   void access(c10::StorageImpl* storage, uint32_t mode, const char* locked);
   uint32_t mode_of(c10::TensorImpl* tensor, const Argument& argument);
@@ -96,6 +99,10 @@ class Call {
   Seen seen_;
   int32_t answer_ = 0;     // what Rust wants of it
   uint64_t refusals_ = 0;  // before it ran
+  bool is_bystanders_ = false;
+  bool is_watched_ = false;  // a bystander's: somebody listens
+  Unwatched unwatched_;      // a bystander's: nobody does
+  std::unique_lock<std::mutex> draws_;  // where it does
   std::unique_ptr<Audit> audit_;  // where there is one
   Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;

@@ -97,18 +97,27 @@ void Entries::find_dead() {
 }
 
 Entries::Seen Entries::see(c10::StorageImpl* storage) {
+  if (C10_LIKELY(!are_moved_in_several_threads_.load(std::memory_order_relaxed))) {
+    auto owner = owner_of(storage->data_ptr());
+    if (PlimsollEntry number = named(owner, storage)) return {number, !owner && storage->nbytes() > 0};
+  }
+  Guard guard(mutex_);
+  return look_up(storage);
+}
+
+// Called with the lock held.
+Entries::Seen Entries::look_up(c10::StorageImpl* storage) {
   auto owner = owner_of(storage->data_ptr());
   bool is_foreign = !owner && storage->nbytes() > 0;
   if (PlimsollEntry number = named(owner, storage)) return {number, is_foreign};
-  Guard guard(mutex_);
   if (is_unknown(storage)) return {add(storage, true), is_foreign};
   auto found = listed_.find(storage);
   return {found == listed_.end() ? add(storage, true) : found->second, is_foreign};
 }
 
 PlimsollEntry Entries::find(c10::StorageImpl* storage) {
-  if (PlimsollEntry number = named(owner_of(storage->data_ptr()), storage)) return number;
   Guard guard(mutex_);
+  if (PlimsollEntry number = named(owner_of(storage->data_ptr()), storage)) return number;
   auto found = listed_.find(storage);
   return found == listed_.end() ? 0 : found->second;
 }
@@ -260,6 +269,12 @@ void Entries::watch(PlimsollEntry entry, const c10::StorageImpl& storage) {
   auto& watched = extension(entry).watched;
   if (!watched) watched_.fetch_add(1, std::memory_order_relaxed);
   watched = held;
+}
+
+bool Entries::is_watched(PlimsollEntry entry) {
+  Guard guard(mutex_);
+  const auto& extension = at(entry).extension;
+  return extension && extension->watched;
 }
 
 bool Entries::has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch) {

@@ -43,6 +43,8 @@ class Entries {
     bool is_foreign;
   };
   Seen see(c10::StorageImpl* storage);
+  // From now on more than one thread moves storages: where their bytes are is only looked up with the lock held.
+  void move_in_several_threads() { are_moved_in_several_threads_.store(true, std::memory_order_relaxed); }
   // The entry of a storage, or 0.
   PlimsollEntry find(c10::StorageImpl* storage);
   // An entry that keeps its storage alive: one that stands beside the program.
@@ -67,6 +69,12 @@ class Entries {
   // Whether a watched storage holds something else by now.
   bool has_changed(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch) {
     return watched_.load(std::memory_order_relaxed) > 0 && has_changed_if_watched(entry, storage, ends_watch);
+  }
+
+  // Whether it is watched, and another thread may take its bytes away.
+  bool is_watched_by_several(PlimsollEntry entry) {
+    return watched_.load(std::memory_order_relaxed) > 0 && are_moved_in_several_threads_.load(std::memory_order_relaxed) &&
+           is_watched(entry);
   }
 
   // The storage of an entry has died: its bytes, or what stood for them, were freed.
@@ -112,6 +120,8 @@ class Entries {
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
   PlimsollEntry next_number();
   void clear(PlimsollEntry entry, Entry& kept);
+  Seen look_up(c10::StorageImpl* storage);
+  bool is_watched(PlimsollEntry entry);
   bool has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch);
   static at::DataPtr take_parked(Entry& entry);
 
@@ -122,6 +132,7 @@ class Entries {
   // Storages whose bytes have no header of ours: foreign ones, and empty ones.
   std::unordered_map<c10::StorageImpl*, PlimsollEntry> listed_;
   std::atomic<size_t> watched_{0};
+  std::atomic<bool> are_moved_in_several_threads_{false};
   ShortLock freed_mutex_;
   std::atomic<size_t> freed_count_{0};
   std::vector<PlimsollEntry> freed_;

@@ -1,6 +1,7 @@
 #include "recipe.h"
 
 #include "allocator.h"
+#include "bystanders.h"
 #include "interceptor.h"
 #include "streams.h"
 
@@ -317,6 +318,7 @@ struct ThreadCount {
 struct GeneratorRewound {
   explicit GeneratorRewound(const c10::IValue* generator_and_state) {
     if (!generator_and_state) return;
+    draws_guard = draws();
     generator = generator_and_state[0].toGenerator();
     Uncounted uncounted;
     std::lock_guard<std::mutex> lock(generator->mutex());
@@ -329,6 +331,7 @@ struct GeneratorRewound {
     std::lock_guard<std::mutex> lock(generator->mutex());
     generator->set_state(now);
   }
+  std::unique_lock<std::mutex> draws_guard;
   std::optional<at::Generator> generator;
   at::Tensor now;
 };

@@ -36,7 +36,7 @@ thread_local std::vector<std::unique_ptr<Region>> regions;
 
 bool is_intercepted() {
   auto local = c10::impl::tls_local_dispatch_key_set();
-  return local.included_.has(kInterceptorKey) && !local.excluded_.has(kInterceptorKey);
+  return is_installed() && local.included_.has(kInterceptorKey) && !local.excluded_.has(kInterceptorKey);
 }
 
 std::unique_ptr<Region> take_innermost() {
@@ -51,10 +51,13 @@ void enter(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::j
   size_t count = handle.schema().arguments().size();
   const c10::IValue* arguments = stack->data() + (stack->size() - count);
   const auto& name = arguments[count - 1].toStringRef();
-  const auto& facts = facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""));
   // A dispatch mode that it runs in is not there when it runs again.
   keys = (keys & kBelowInterceptor).remove(c10::DispatchKey::Python);
-  regions.push_back(is_intercepted() ? std::make_unique<Region>(facts, keys, arguments) : nullptr);
+  regions.emplace_back();
+  if (is_intercepted()) {
+    const auto& facts = facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""));
+    regions.back() = std::make_unique<Region>(facts, keys, arguments);
+  }
   torch::jit::drop(*stack, count);
 }
 

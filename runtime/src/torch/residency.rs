@@ -628,6 +628,15 @@ impl Residency {
         }
     }
 
+    /// What an operator made may hold what it used, where no operator says so.
+    pub(crate) fn lock_used(&mut self, accesses: &[RawAccess]) {
+        for access in accesses.iter().filter(|access| access.is_locked()) {
+            if let Ok(live) = self.live_mut(access.entry) {
+                live.locked = live.locked.or(access.locked());
+            }
+        }
+    }
+
     /// Books what an operator made and wrote. Returns the maker of its results, where its recipe was kept.
     pub(crate) fn record(
         &mut self,
@@ -636,12 +645,7 @@ impl Residency {
         cost_ns: u64,
     ) -> Result<Option<MakerId>, Fault> {
         self.end_writes(written);
-        // What it made may hold what it used, where no operator says so.
-        for access in operator.accesses().iter().filter(|access| access.is_locked()) {
-            if let Ok(live) = self.live_mut(access.entry) {
-                live.locked = live.locked.or(access.locked());
-            }
-        }
+        self.lock_used(operator.accesses());
         self.operators += 1;
         // What has undefined bytes, as what else cannot be made again, is filled in when it is used.
         let filled_at = if operator.is_replayable() { self.operators + FILLED_WITHIN } else { u64::MAX };

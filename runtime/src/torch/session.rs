@@ -68,6 +68,13 @@ pub(crate) trait Observer: Send + Sync {
     fn refused(&self, _bytes: u64) -> Result<bool, String> {
         Ok(false)
     }
+    /// An operator that is no part of the iteration is about to run, in a thread that [stands by](stand_by): it is to find what it
+    /// uses, until it has run or failed.
+    fn before_bystander(&self, _operator: &RawOperator) -> Result<(), String> {
+        Ok(())
+    }
+    /// It has run, or failed.
+    fn after_bystander(&self, _operator: &RawOperator) {}
 }
 
 /// Looks at operators before it passes all that it is told on to another.
@@ -102,6 +109,14 @@ impl<T: Relay> Observer for T {
     fn refused(&self, bytes: u64) -> Result<bool, String> {
         self.next().refused(bytes)
     }
+
+    fn before_bystander(&self, operator: &RawOperator) -> Result<(), String> {
+        self.next().before_bystander(operator)
+    }
+
+    fn after_bystander(&self, operator: &RawOperator) {
+        self.next().after_bystander(operator);
+    }
 }
 
 /// Who is told of operators, if anybody is.
@@ -110,6 +125,8 @@ type ActiveObserver = Option<Arc<dyn Observer>>;
 thread_local! {
     /// The same observer on the thread that listens, where nearly all operators run: it needs no lock to be found.
     static HERE: RefCell<ActiveObserver> = const { RefCell::new(None) };
+    /// Who was told of the operator that this thread runs as a bystander: an iteration may end, and another one begin, meanwhile.
+    static BESIDE: RefCell<ActiveObserver> = const { RefCell::new(None) };
     /// [`ACTIVE`], while this thread forks the process.
     static ACTIVE_IN_FORK: RefCell<Option<MutexGuard<'static, ActiveObserver>>> = const { RefCell::new(None) };
 }
@@ -124,6 +141,8 @@ static CALLBACKS: Callbacks = Callbacks {
     failed: on_failed,
     pressure: on_pressure,
     refused: on_refused,
+    before_bystander: on_before_bystander,
+    after_bystander: on_after_bystander,
 };
 
 /// A process's connection to libtorch's dispatcher and to the allocator of one device.
@@ -256,6 +275,15 @@ fn call_vector_functions() -> Result<(), TchError> {
     Tensor::f_ones([1], (Kind::Float, Device::Cpu))?.f_exp().map(drop)
 }
 
+/// From now on operators of this thread find what an iteration has evicted, though the iteration is another thread's.
+///
+/// Only the thread that an iteration is of, and the autograd threads that work for it, are intercepted by themselves. A thread
+/// that reads or writes the same tensors meanwhile, to save a checkpoint say, calls this once before. It may run iterations of its own.
+/// In Python every thread does that is started after the package was imported.
+pub fn stand_by() {
+    shim::stand_by();
+}
+
 /// The child has none of the other threads, which may hold a lock now.
 extern "C" fn before_fork() {
     ACTIVE_IN_FORK.set(Some(lock(&ACTIVE)));
@@ -271,6 +299,7 @@ extern "C" fn after_fork() {
 /// the program in other ways, as a loader of data does.
 extern "C" fn begin_child() {
     shim::intercept(false);
+    shim::forget_bystanders();
     shim::set_line(u64::MAX);
     // Not dropped, for that waits for threads. Where what an operator does has forked, its listener is in use for good.
     HERE.with(|here| here.try_borrow_mut().map(|mut here| std::mem::forget(here.take())).ok());
@@ -309,9 +338,17 @@ pub(crate) fn operator_name(name: u32) -> String {
     lock(&NAMES)[name as usize].clone()
 }
 
-/// Calls the active observer, if any. A panic in it must not unwind into C++.
+/// A panic must not unwind into C++.
+fn caught<R>(call: impl FnOnce() -> R) -> R {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        eprintln!("plimsoll: an invariant broke inside an operator; no training loop can go on from here");
+        std::process::abort();
+    })
+}
+
+/// Calls the active observer, if any.
 fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
-    let called = catch_unwind(AssertUnwindSafe(|| {
+    caught(|| {
         HERE.with(|here| match &*here.borrow() {
             Some(observer) => Some(call(&**observer)),
             None => {
@@ -320,14 +357,7 @@ fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
                 active.map(|observer| call(&*observer))
             }
         })
-    }));
-    match called {
-        Ok(result) => result,
-        Err(_) => {
-            eprintln!("plimsoll: an invariant broke inside an operator; no training loop can go on from here");
-            std::process::abort();
-        }
-    }
+    })
 }
 
 /// What the shim is told: the observer's answer, 0 where there is none, or -1 and why it refuses.
@@ -372,6 +402,25 @@ extern "C" fn on_pressure(bytes: u64) -> i32 {
 
 extern "C" fn on_refused(bytes: u64) -> i32 {
     answer(with_observer(|observer| observer.refused(bytes).map(i32::from)))
+}
+
+extern "C" fn on_before_bystander(operator: *const RawOperator) -> i32 {
+    // SAFETY: the shim gives an event that lives until this returns.
+    let operator = unsafe { &*operator };
+    let active = lock(&ACTIVE).clone();
+    answer(caught(|| {
+        active.map(|observer| {
+            observer.before_bystander(operator)?;
+            BESIDE.set(Some(observer));
+            Ok(1)
+        })
+    }))
+}
+
+extern "C" fn on_after_bystander(operator: *const RawOperator) {
+    // SAFETY: the shim gives an event that lives until this returns.
+    let operator = unsafe { &*operator };
+    caught(|| BESIDE.take().into_iter().for_each(|observer| observer.after_bystander(operator)));
 }
 
 #[cfg(test)]

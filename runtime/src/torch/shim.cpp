@@ -3,6 +3,7 @@
 
 #include "accelerator.h"
 #include "allocator.h"
+#include "bystanders.h"
 #include "call.h"
 #include "entries.h"
 #include "interceptor.h"
@@ -57,6 +58,12 @@ int32_t guarded(Body body) {
   return caught(body);
 }
 
+int32_t under_pressure(int32_t (*PlimsollCallbacks::*call)(uint64_t), uint64_t bytes) {
+  // It evicts what the thread of the iteration may be looking at.
+  if (!c10::impl::tls_is_dispatch_key_included(kInterceptorKey) || is_bystander()) entries().move_in_several_threads();
+  return (callbacks.*call)(bytes);
+}
+
 }  // namespace
 }  // namespace plimsoll
 
@@ -70,7 +77,8 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
     } else {
       install_accelerator(cuda_index);
     }
-    on_pressure(callbacks->pressure, callbacks->refused);
+    on_pressure([](uint64_t bytes) { return under_pressure(&PlimsollCallbacks::pressure, bytes); },
+                [](uint64_t bytes) { return under_pressure(&PlimsollCallbacks::refused, bytes); });
     install_interceptor(*callbacks);
   });
 }
@@ -96,9 +104,9 @@ size_t plimsoll_take_audit_findings(char* out, size_t capacity) {
   return found.size();
 }
 
-void plimsoll_intercept(int32_t on) {
-  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, on != 0);
-}
+void plimsoll_intercept(int32_t on) { intercept_this_thread(on != 0); }
+void plimsoll_stand_by(void) { stand_by(); }
+void plimsoll_forget_bystanders(void) { forget_bystanders(); }
 
 void plimsoll_before_fork(void) { entries().lock_for_fork(); }
 void plimsoll_after_fork(void) { entries().unlock_after_fork(); }

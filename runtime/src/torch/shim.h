@@ -57,7 +57,9 @@ typedef struct {
 // dispatcher, 4 for times. `pressure` is called on any thread where an allocation would exceed the line; it returns 0
 // where it made room for so many bytes, else a negative number with the message of plimsoll_refuse(). `refused` is called
 // where an allocation fits under the line and the device has no memory for it; it returns 1 where it gave bytes back, so
-// many or all there were, 0 where there were none, else a negative number likewise.
+// many or all there were, 0 where there were none, else a negative number likewise. `before_bystander` is called in the stead of
+// `before` where the thread is a bystander, with such accesses alone as have an entry; it returns 1 where `after_bystander` is to be
+// called once the operator has run or failed, 0 where nobody listens, else a negative number likewise.
 typedef struct {
   void (*name)(uint32_t name, const char* text);
   int32_t (*before)(const PlimsollOperator*);
@@ -65,6 +67,8 @@ typedef struct {
   void (*failed)(const PlimsollOperator*);
   int32_t (*pressure)(uint64_t bytes);
   int32_t (*refused)(uint64_t bytes);
+  int32_t (*before_bystander)(const PlimsollOperator*);
+  void (*after_bystander)(const PlimsollOperator*);
 } PlimsollCallbacks;
 
 // Registers the allocator and the interceptor, once per process: on the CPU, or, where `cuda_index` is not negative, on
@@ -101,8 +105,13 @@ void plimsoll_find_dead(void);
 uint32_t plimsoll_phase(void);
 // How much autograd has recorded of this thread: more than before where it records the operator that is about to run.
 uint64_t plimsoll_recorded(void);
-// Switches interception on or off for this thread, and for the autograd threads that work for it.
+// Switches interception on or off for this thread, and for the autograd threads that work for it. One thread at a time. Where it comes
+// on, waits for operators of bystanders that have begun before.
 void plimsoll_intercept(int32_t on);
+// This thread, and the autograd threads that work for it, are bystanders from now on, while it is not intercepted.
+void plimsoll_stand_by(void);
+// After a fork, in the child, which has no other threads.
+void plimsoll_forget_bystanders(void);
 // Takes the shim's locks before the process forks, and gives them back in both processes.
 void plimsoll_before_fork(void);
 void plimsoll_after_fork(void);

@@ -217,6 +217,8 @@ pub(crate) struct Callbacks {
     pub(crate) failed: extern "C" fn(*const RawOperator),
     pub(crate) pressure: extern "C" fn(u64) -> i32,
     pub(crate) refused: extern "C" fn(u64) -> i32,
+    pub(crate) before_bystander: extern "C" fn(*const RawOperator) -> i32,
+    pub(crate) after_bystander: extern "C" fn(*const RawOperator),
 }
 
 unsafe extern "C" {
@@ -237,6 +239,8 @@ unsafe extern "C" {
     fn plimsoll_set_deterministic(how: i32);
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
+    fn plimsoll_stand_by();
+    fn plimsoll_forget_bystanders();
     fn plimsoll_before_fork();
     fn plimsoll_after_fork();
     fn plimsoll_find_dead();
@@ -402,9 +406,22 @@ pub(crate) fn after_fork() {
     unsafe { plimsoll_after_fork() }
 }
 
+/// Switches interception of this thread on or off. Where it comes on, operators of bystanders that have begun before are over.
 pub(crate) fn intercept(on: bool) {
-    // SAFETY: sets a flag of this thread.
+    // SAFETY: sets flags of this thread, and waits for others that wait for nobody.
     unsafe { plimsoll_intercept(i32::from(on)) }
+}
+
+/// This thread is a bystander from now on, while it is not intercepted.
+pub(crate) fn stand_by() {
+    // SAFETY: sets flags of this thread.
+    unsafe { plimsoll_stand_by() }
+}
+
+/// After a fork, in the child, which has no other threads.
+pub(crate) fn forget_bystanders() {
+    // SAFETY: nobody else is there to count.
+    unsafe { plimsoll_forget_bystanders() }
 }
 
 /// Notes the storages that died without a report: those whose bytes are not counted. To be called between iterations.

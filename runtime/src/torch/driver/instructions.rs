@@ -121,7 +121,10 @@ impl Driver {
                 let maker = made_by.and_then(|(operator, _)| self.makers.get(operator.index()).copied().flatten());
                 if let (Some(maker), Some((_, position))) = (maker, made_by) {
                     let version = self.residency.ancestry.outputs(maker)[position];
-                    self.residency.release(version)?;
+                    // A rerun for a bystander may be about to read it, and releases it then.
+                    if !self.residency.ancestry.version(version).is_wanted() {
+                        self.residency.release(version)?;
+                    }
                 }
             }
         }

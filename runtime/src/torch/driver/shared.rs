@@ -28,19 +28,34 @@ thread_local! {
 }
 
 /// The driver as operators reach it: from any thread, never locked while a kernel runs.
-pub(crate) struct Shared(Mutex<Driver>);
+pub(crate) struct Shared {
+    driver: Mutex<Driver>,
+    /// Whoever carries out what is due, or brings back what an operator is to use, does it to the end before another thread does, though
+    /// the driver is not locked while reruns for that are made. Taken before the driver is locked.
+    turn: Mutex<()>,
+}
 
 impl Shared {
     pub(crate) fn new(driver: Driver) -> Self {
-        Shared(Mutex::new(driver))
+        Shared { driver: Mutex::new(driver), turn: Mutex::new(()) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Driver> {
-        lock(&self.0)
+        lock(&self.driver)
+    }
+
+    /// Takes the turn, with the driver locked before and after.
+    fn take_turn<'a>(&'a self, driver: MutexGuard<'a, Driver>) -> (MutexGuard<'a, ()>, MutexGuard<'a, Driver>) {
+        if let Ok(turn) = self.turn.try_lock() {
+            return (turn, driver);
+        }
+        drop(driver);
+        (lock(&self.turn), self.lock())
     }
 
     /// Starts an iteration within `line_bytes`.
     pub(crate) fn begin(&self, leader: Option<usize>, wanted: Wanted, line_bytes: u64) -> Result<(), SessionError> {
+        let _turn = lock(&self.turn);
         // What an earlier iteration could not restore comes first.
         let restored = self.restore_all(self.lock());
         let mut driver = restored?;
@@ -101,6 +116,27 @@ impl Shared {
         Ok(driver)
     }
 
+    /// Carries out what is due before the operator, and sees to it that it finds what it uses.
+    fn intervene<'a>(
+        &'a self,
+        driver: MutexGuard<'a, Driver>,
+        operator: &RawOperator,
+    ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        shim::device_interrupted();
+        let (_turn, mut driver) = self.take_turn(driver);
+        if driver.is_due() {
+            driver = self.carry_out(driver)?;
+            if driver.residency.use_at_once(operator.accesses()) {
+                return Ok(driver);
+            }
+        }
+        let ready = self.make_ready(driver, operator);
+        if let Err(fault) = &ready {
+            self.lock().leave_schedule(fault.to_string());
+        }
+        ready
+    }
+
     /// Sees to it that the operator finds what it uses, where it does not at once. Nothing of that may be evicted from
     /// then on.
     fn make_ready<'a>(
@@ -117,13 +153,7 @@ impl Shared {
         };
         driver.residency.ending = Ending::No;
         driver.residency.end_wait(&entries);
-        match fault {
-            None => Ok(driver),
-            Some(fault) => {
-                driver.leave_schedule(fault.to_string());
-                Err(fault)
-            }
-        }
+        fault.map_or(Ok(driver), Err)
     }
 
     /// Sees to it that the operator finds what it uses, and nothing is lost by what it writes. Nothing of `entries` may
@@ -160,6 +190,7 @@ impl Shared {
     /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that; else what it has
     /// to, if all of a loop is listened to. Whether the part ends.
     pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
+        let _turn = lock(&self.turn);
         let mut driver = self.lock();
         driver.absorb_deaths()?;
         driver.tell_orphans()?;
@@ -188,6 +219,7 @@ impl Shared {
     /// Ends the iteration, or a part of one: everything is restored, within the budget where that can be, but for what is left away for
     /// what `follows`.
     pub(crate) fn end(&self, follows: Follows) -> Result<Ended, Fault> {
+        let _turn = lock(&self.turn);
         let ended = self.restore_and_finish(follows);
         shim::set_line(u64::MAX);
         shim::set_piece(u64::MAX);
@@ -336,13 +368,8 @@ impl Observer for Shared {
             return Err(refusal.clone());
         }
         driver.arrive(operator).map_err(|fault| fault.to_string())?;
-        if driver.is_due() {
-            shim::device_interrupted();
-            driver = self.carry_out(driver).map_err(|fault| fault.to_string())?;
-        }
-        if !driver.residency.use_at_once(operator.accesses()) {
-            shim::device_interrupted();
-            driver = self.make_ready(driver, operator).map_err(|fault| fault.to_string())?;
+        if driver.is_due() || !driver.residency.use_at_once(operator.accesses()) {
+            driver = self.intervene(driver, operator).map_err(|fault| fault.to_string())?;
         }
         let wish = driver.wish();
         // Until the operator has run the lock is only taken by who makes room, and what is being written is no longer
@@ -380,6 +407,29 @@ impl Observer for Shared {
             let why = driver.programs[leader].failed();
             driver.leave_schedule(why);
         }
+    }
+
+    fn before_bystander(&self, operator: &RawOperator) -> Result<(), String> {
+        let mut driver = self.lock();
+        if !driver.residency.use_at_once(operator.accesses()) {
+            let (_turn, unready) = self.take_turn(driver);
+            driver = self.make_ready(unready, operator).map_err(|fault| fault.to_string())?;
+        }
+        let mut written = Vec::new();
+        let begun = driver.residency.begin_writes(operator.accesses(), false, &mut written);
+        // It may outlast the iteration, and what the iteration knew of versions.
+        driver.residency.end_writes(&written);
+        if begun.is_err() {
+            driver.residency.end_use(operator.entries());
+        }
+        begun.map_err(|fault| fault.to_string())
+    }
+
+    fn after_bystander(&self, operator: &RawOperator) {
+        let mut driver = self.lock();
+        driver.residency.tick(false);
+        driver.residency.end_use(operator.entries());
+        driver.residency.lock_used(operator.accesses());
     }
 
     fn pressed(&self, bytes: u64) -> Result<(), String> {

@@ -1,0 +1,44 @@
+// Bystanders: threads of the program beside the one that an iteration is of. Their operators are no part of the iteration; those that
+// use what it has evicted find it all the same.
+#pragma once
+
+#include <c10/core/DispatchKey.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <mutex>
+
+namespace plimsoll {
+
+// A key that no library here uses. A thread that excludes it is a bystander, and so are the autograd threads that work for it.
+constexpr c10::DispatchKey kBystanderKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+inline bool is_bystander() { return c10::impl::tls_local_dispatch_key_set().excluded_.has(kBystanderKey); }
+
+// This thread is one from now on, unless it is the one that is intercepted.
+void stand_by();
+// Switches interception of this thread on or off. When it comes on, whatever bystanders have begun to do unwatched is over.
+void intercept_this_thread(bool on);
+// A process that was forked has none of the others.
+void forget_bystanders();
+
+// An operator that a bystander runs while nobody watches, or none.
+class Unwatched {
+ public:
+  Unwatched() = default;
+  Unwatched(const Unwatched&) = delete;
+  Unwatched& operator=(const Unwatched&) = delete;
+  ~Unwatched() { end(); }
+
+  // Whether somebody may be watching. To be called before who watches is asked.
+  bool begin();
+  void end();
+
+ private:
+  bool is_under_way_ = false;
+};
+
+// Held while an operator draws random numbers, and while one that did runs again, for which the generator is set back: another
+// thread's would draw others.
+std::unique_lock<std::mutex> draws();
+
+}  // namespace plimsoll
