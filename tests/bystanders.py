@@ -98,9 +98,8 @@ def main():
     looking.given.join()
     found.append([mean.double().sum().item() for mean in means])
     report = runtime.report() if runtime else {}
-    peaks = [iteration["peak_bytes"] for iteration in report.get("latest", [])]
     moved = {kind: report.get(kind, 0) for kind in ["reactive_evictions", "reruns"]}
-    print(json.dumps({"losses": losses, "found": found, "looked": looking.found, "peaks": peaks, **moved}))
+    print(json.dumps({"losses": losses, "found": found, "looked": looking.found, **moved}))
 
 
 if __name__ == "__main__":

@@ -296,8 +296,6 @@ fn other_threads_find_what_is_away() {
             }
             let moved = ["reactive_evictions", "reruns"].map(|kind| within[kind].as_u64().unwrap());
             assert!(moved.iter().all(|&count| count > 30), "little was away on {device} {manner}: {moved:?}");
-            let peaks: Vec<u64> = serde_json::from_value(within["peaks"].clone()).unwrap();
-            assert!(peaks.iter().all(|&peak| peak <= 2_700_000), "{device} {manner}: {peaks:?}");
         }
     }
 }

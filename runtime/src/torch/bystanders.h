@@ -9,8 +9,9 @@
 
 namespace plimsoll {
 
-// A key that no library here uses. A thread that excludes it is a bystander, and so are the autograd threads that work for it.
-constexpr c10::DispatchKey kBystanderKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+// A thread that excludes this key is a bystander, and so are the autograd threads that work for it. It is that of a device for which
+// libtorch has no kernels, and is below those that libtorch excludes while Python runs an operator.
+constexpr c10::DispatchKey kBystanderKey = c10::DispatchKey::FPGA;
 
 inline bool is_bystander() { return c10::impl::tls_local_dispatch_key_set().excluded_.has(kBystanderKey); }
 
