@@ -26,7 +26,8 @@ class Runtime:
     `torch.compile` are.
 
     It may be made, used and asked for its report in any thread; an iteration is of the operators of the thread that began it, and
-    of its backward passes.
+    of its backward passes. Threads that `threading` starts after this package was imported stand by: what they use of an iteration's
+    tensors is brought back for them. See `stand_by` for others.
 
     A process that is forked within an iteration is left alone, as are those of a DataLoader, and has nothing of the tensors
     that are evicted at that moment.
@@ -105,9 +106,14 @@ class Loop(Guard):
     def mark(self) -> None:
         """An iteration begins here; none is looked for from now on. Raises RuntimeError in another thread."""
 
+def stand_by() -> None:
+    """To be called once in a thread that was started before this package was imported, or not by `threading`, and that uses tensors
+    of an iteration which is another thread's. Others do by themselves.
+    """
+
 def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None:
     """Brings tensors back. Until the next operator they may be used by their addresses: by a kernel of Triton's, a library. Those
-    of `read` must not be written meanwhile, and may still be dropped and computed again later.
+    of `read` must not be written meanwhile, and may still be dropped and computed again later. In the iteration's own thread alone.
 
     Raises torch.OutOfMemoryError where they find no room.
     """
