@@ -1,7 +1,8 @@
 //! The saved training state: all that a training run needs to go on, in one file.
 //!
 //! ```text
-//! plimsoll training-state 4 ppo sha256=9f86d0… bytes=48213
+//! plimsoll training-state 5 sha256=9f86d0… bytes=48213
+//! ppo
 //! lengths of the parts: a u64 each, little-endian
 //! counters, configuration, normaliser, best weights: JSON
 //! networks: burnpack
@@ -12,32 +13,29 @@
 //! have no such tensors: all of their state is the JSON, in which numbers of double precision stand as their bits, for a
 //! decimal may come back as its neighbour. Deep Q-learning has another network and one more part, its memory.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
-use plimsoll_runtime::file::{FileError, write_whole};
+use plimsoll_runtime::file::{FileError, FileKind, read_body, write_body};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::learner::{Best, Progress};
 use crate::spread::FeatureSpread;
 
 /// The newest format that this build reads and writes.
-const VERSION: u32 = 4;
-/// No saved training state is larger; a larger file is refused before anything is allocated.
-const BYTES_MAX: u64 = 1 << 30;
+const VERSION: u32 = 5;
+
 /// A training state that could not be saved, or could not be resumed from.
 #[derive(Debug, thiserror::Error)]
 pub enum SavedStateError {
-    /// It could not be written.
+    /// It could not be written, or is no whole training state.
     #[error(transparent)]
-    Write(#[from] FileError),
-    /// It could not be made, read or used.
+    File(#[from] FileError),
+    /// It could not be made or used.
     #[error("{}: {reason}", path.display())]
     Unusable {
         /// The file.
@@ -127,16 +125,19 @@ pub(crate) fn optimizer_pack(path: &Path, optimizer: &ModuleOptimizer) -> Result
 /// Writes a training state made of `parts`, whole or not at all.
 pub(crate) fn write_parts<const N: usize>(path: &Path, kind: Kind, parts: [&[u8]; N]) -> Result<(), SavedStateError> {
     let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
-    let body = [lengths.as_flattened(), &parts.concat()].concat();
-    let (kind, digest) = (kind.word(), sha256_hex(&body));
-    let line = format!("plimsoll training-state {VERSION} {kind} sha256={digest} bytes={}\n", body.len());
-    Ok(write_whole(path, &[line.as_bytes(), &body].concat())?)
+    let body = [kind.word().as_bytes(), b"\n", lengths.as_flattened(), &parts.concat()].concat();
+    Ok(write_body(path, FileKind::TrainingState, VERSION, &body)?)
 }
 
 /// Reads a training state of `kind`, made of so many parts.
 pub(crate) fn read_parts<const N: usize>(path: &Path, kind: Kind) -> Result<[Vec<u8>; N], SavedStateError> {
-    let bytes = read_bounded(path).map_err(|error| SavedStateError::unusable(path, error))?;
-    let parts: [&[u8]; N] = open(&bytes, kind).map_err(|reason| SavedStateError::unusable(path, reason))?;
+    let body = read_body(path, FileKind::TrainingState, VERSION)?;
+    let end = body.iter().position(|&byte| byte == b'\n').ok_or_else(|| malformed(path, "it says not of what"))?;
+    let found = String::from_utf8_lossy(&body[..end]);
+    if found != kind.word() {
+        return Err(SavedStateError::unusable(path, format!("a training state of {found}, not of {}", kind.word())));
+    }
+    let parts = parts(&body[end + 1..]).ok_or_else(|| malformed(path, "its parts do not fill it"))?;
     Ok(parts.map(<[u8]>::to_vec))
 }
 
@@ -192,49 +193,6 @@ pub(crate) fn unpack_optimizer(
     optimizer.from_bytes(Bytes::from_bytes_vec(pack)).map_err(|error| malformed(path, error))
 }
 
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let length = std::fs::metadata(path)?.len();
-    if length > BYTES_MAX {
-        return Err(io::Error::other(format!("{length} bytes are more than any saved training state holds")));
-    }
-    std::fs::read(path)
-}
-
-/// The parts of a file that is what it should be.
-fn open<const N: usize>(bytes: &[u8], kind: Kind) -> Result<[&[u8]; N], String> {
-    let foreign = || "not a saved plimsoll training state".to_owned();
-    let head = &bytes[..bytes.len().min(160)];
-    let newline = head.iter().position(|&byte| byte == b'\n').ok_or_else(foreign)?;
-    let line = std::str::from_utf8(&head[..newline]).map_err(|_| foreign())?;
-    let words = line.strip_prefix("plimsoll training-state ").ok_or_else(foreign)?;
-    let (version, words) = words.split_once(' ').ok_or_else(foreign)?;
-    match version.parse::<u32>().map_err(|_| foreign())? {
-        VERSION => {}
-        version if version > VERSION => {
-            return Err(format!("training state version {version} is newer than {VERSION}, which this build reads"));
-        }
-        version => {
-            return Err(format!("training state version {version} is older than {VERSION}, which this build reads"));
-        }
-    }
-    let [found, digest, length] = <[&str; 3]>::try_from(words.split(' ').collect::<Vec<_>>()).map_err(|_| foreign())?;
-    if found != kind.word() {
-        return Err(format!("a training state of {found}, not of {}", kind.word()));
-    }
-    let length: usize = length.strip_prefix("bytes=").and_then(|word| word.parse().ok()).ok_or_else(foreign)?;
-    let body = &bytes[newline + 1..];
-    if body.len() != length {
-        return Err(format!(
-            "truncated or extended: the header promises {length} bytes, the file holds {}",
-            body.len()
-        ));
-    }
-    if digest.strip_prefix("sha256=") != Some(&sha256_hex(body)) {
-        return Err("altered after it was written: its SHA-256 is not the one in its header".to_owned());
-    }
-    parts(body).ok_or_else(|| "malformed training state: its parts do not fill it".to_owned())
-}
-
 fn parts<const N: usize>(body: &[u8]) -> Option<[&[u8]; N]> {
     let (lengths, mut rest) = body.split_at_checked(8 * N)?;
     let mut parts: [&[u8]; N] = [&[]; N];
@@ -254,10 +212,6 @@ fn difference<C: Serialize>((saved, begun_with): (&C, u64), (given, seed): (&C, 
     let (saved, given) = (saved.as_object()?, given.as_object()?);
     let (key, value) = saved.iter().find(|(key, value)| given.get(*key) != Some(*value))?;
     Some(format!("was begun with {key} = {value}, not {}", given.get(key)?))
-}
-
-fn sha256_hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -301,13 +255,20 @@ mod tests {
         };
         for length in (0..whole.len()).step_by(97) {
             let promised = length > whole.iter().position(|&byte| byte == b'\n').unwrap();
-            refused(&whole[..length], if promised { "truncated" } else { "not a saved plimsoll training state" });
+            refused(&whole[..length], if promised { "truncated" } else { "not a plimsoll training-state file" });
         }
         let mut altered = whole.clone();
         *altered.last_mut().unwrap() ^= 1;
         refused(&altered, "altered after it was written");
         let newer = String::from_utf8_lossy(&whole[..40]).replace(&format!("state {VERSION}"), "state 9").into_bytes();
         refused(&[&newer, &whole[40..]].concat(), &format!("version 9 is newer than {VERSION}"));
-        refused(b"plimsoll trace 1 sha256=0 bytes=0\n", "not a saved plimsoll training state");
+        let older =
+            String::from_utf8_lossy(&whole[..40]).replace(&format!("state {VERSION} "), "state 4 ppo ").into_bytes();
+        refused(&[&older, &whole[40..]].concat(), "not a plimsoll training-state file");
+        refused(b"plimsoll trace 1 sha256=0 bytes=0\n", "found a trace file");
+        write_parts(&path, Kind::Dqn, [b"{}"]).unwrap();
+        assert!(refusal(&path, &config(), 7).ends_with("a training state of dqn, not of ppo"));
+        write_parts(&path, Kind::Ppo, [b"{}"]).unwrap();
+        assert!(refusal(&path, &config(), 7).ends_with("malformed training state: its parts do not fill it"));
     }
 }

@@ -1,7 +1,7 @@
 //! How Plimsoll's files stand on disk: whole or not at all, and recognisably damaged when damaged.
 //!
-//! Traces and plans share one envelope: a line of text that names the kind, the format version, the
-//! SHA-256 of the body and its length in bytes, then the body as JSON:
+//! Traces, plans and saved training states share one envelope: a line of text that names the kind, the format version, the
+//! SHA-256 of the body and its length in bytes, then the body, of the first two as JSON:
 //!
 //! ```text
 //! plimsoll trace 1 sha256=9f86d0… bytes=48213
@@ -34,12 +34,13 @@ pub enum FileKind {
     Plan,
     /// A learned policy: `PolicyFile` (safetensors, not the envelope).
     Policy,
+    /// What a training run needs to go on.
+    TrainingState,
 }
 
 impl FileKind {
-    /// What the file at `path` says it holds. Anything without our envelope is taken for a policy, whose reader knows
-    /// better what is wrong with it.
-    pub fn of(path: &Path) -> Result<FileKind, FileError> {
+    /// What the file at `path` seems to hold; none where it is no file of ours.
+    pub fn of(path: &Path) -> Result<Option<FileKind>, FileError> {
         let begin = || -> io::Result<Vec<u8>> {
             let mut begin = Vec::new();
             let file = BufReader::new(std::fs::File::open(path)?);
@@ -48,7 +49,10 @@ impl FileKind {
         };
         let begin = begin().map_err(|error| FileError::new(path, error))?;
         let says = |kind: FileKind| begin.starts_with(format!("plimsoll {kind} ").as_bytes());
-        Ok([FileKind::Trace, FileKind::Plan].into_iter().find(|&kind| says(kind)).unwrap_or(FileKind::Policy))
+        let enveloped = [FileKind::Trace, FileKind::Plan, FileKind::TrainingState].into_iter().find(|&kind| says(kind));
+        // So safetensors begin: with the length of what follows, which is JSON.
+        let is_policy = || begin.get(8) == Some(&b'{');
+        Ok(enveloped.or_else(|| is_policy().then_some(FileKind::Policy)))
     }
 
     const fn word(self) -> &'static str {
@@ -56,6 +60,7 @@ impl FileKind {
             FileKind::Trace => "trace",
             FileKind::Plan => "plan",
             FileKind::Policy => "policy",
+            FileKind::TrainingState => "training-state",
         }
     }
 }
@@ -175,24 +180,31 @@ pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, FileError> {
 }
 
 /// Writes `body` in the envelope.
-pub(crate) fn write_envelope(
-    path: &Path,
-    kind: FileKind,
-    version: u32,
-    body: &impl Serialize,
-) -> Result<(), FileError> {
-    let body = serde_json::to_vec(body).map_err(|error| FileError::malformed(path, kind, error))?;
-    let digest = sha256_hex(&body);
+pub fn write_body(path: &Path, kind: FileKind, version: u32, body: &[u8]) -> Result<(), FileError> {
+    let digest = sha256_hex(body);
     let mut bytes = format!("plimsoll {kind} {version} sha256={digest} bytes={}\n", body.len()).into_bytes();
-    bytes.extend_from_slice(&body);
+    bytes.extend_from_slice(body);
     write_whole(path, &bytes)
 }
 
 /// Reads a body of the given kind out of its envelope, checking kind, version, length and digest.
-pub(crate) fn read_envelope<T: DeserializeOwned>(path: &Path, kind: FileKind, supported: u32) -> Result<T, FileError> {
-    let bytes = read_whole(path)?;
+pub fn read_body(path: &Path, kind: FileKind, supported: u32) -> Result<Vec<u8>, FileError> {
+    let mut bytes = read_whole(path)?;
     let body = open_envelope(&bytes, kind, supported).map_err(|reason| FileError::new(path, reason))?;
-    serde_json::from_slice(body).map_err(|error| FileError::malformed(path, kind, error))
+    bytes.drain(..bytes.len() - body.len());
+    Ok(bytes)
+}
+
+/// Writes `body` as JSON in the envelope.
+pub(crate) fn write_json(path: &Path, kind: FileKind, version: u32, body: &impl Serialize) -> Result<(), FileError> {
+    let body = serde_json::to_vec(body).map_err(|error| FileError::malformed(path, kind, error))?;
+    write_body(path, kind, version, &body)
+}
+
+/// Reads what is JSON in the envelope.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, kind: FileKind, supported: u32) -> Result<T, FileError> {
+    let body = read_body(path, kind, supported)?;
+    serde_json::from_slice(&body).map_err(|error| FileError::malformed(path, kind, error))
 }
 
 fn open_envelope(bytes: &[u8], kind: FileKind, supported: u32) -> Result<&[u8], FileErrorReason> {
@@ -235,18 +247,18 @@ mod tests {
     fn written() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.plimsoll");
-        write_envelope(&path, FileKind::Trace, 1, &vec![1, 2, 3]).unwrap();
+        write_json(&path, FileKind::Trace, 1, &vec![1, 2, 3]).unwrap();
         (folder, path)
     }
 
     fn refusal(path: &Path, kind: FileKind, supported: u32) -> String {
-        read_envelope::<Vec<u32>>(path, kind, supported).unwrap_err().to_string()
+        read_json::<Vec<u32>>(path, kind, supported).unwrap_err().to_string()
     }
 
     #[test]
     fn a_body_comes_back() {
         let (_folder, path) = written();
-        assert_eq!(read_envelope::<Vec<u32>>(&path, FileKind::Trace, 1).unwrap(), [1, 2, 3]);
+        assert_eq!(read_json::<Vec<u32>>(&path, FileKind::Trace, 1).unwrap(), [1, 2, 3]);
     }
 
     #[test]
@@ -257,8 +269,8 @@ mod tests {
         let packed = packer.finish().unwrap();
         let path = folder.path().join("a.plimsoll.gz");
         std::fs::write(&path, &packed).unwrap();
-        assert_eq!(read_envelope::<Vec<u32>>(&path, FileKind::Trace, 1).unwrap(), [1, 2, 3]);
-        assert_eq!(FileKind::of(&path).unwrap(), FileKind::Trace);
+        assert_eq!(read_json::<Vec<u32>>(&path, FileKind::Trace, 1).unwrap(), [1, 2, 3]);
+        assert_eq!(FileKind::of(&path).unwrap(), Some(FileKind::Trace));
         std::fs::write(&path, &packed[..packed.len() / 2]).unwrap();
         let refused = refusal(&path, FileKind::Trace, 1);
         assert!(refused.contains("a.plimsoll.gz") && refused.len() > "a.plimsoll.gz".len() + 8, "{refused}");
@@ -277,6 +289,7 @@ mod tests {
         std::fs::write(&path, &altered).unwrap();
         assert!(refusal(&path, FileKind::Trace, 1).contains("altered"));
         std::fs::write(&path, b"\x89PNG").unwrap();
+        assert_eq!(FileKind::of(&path).unwrap(), None);
         assert!(refusal(&path, FileKind::Trace, 1).contains("not a plimsoll trace file"));
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::file::{FileError, FileKind, read_envelope, write_envelope};
+use crate::file::{FileError, FileKind, read_json, write_json};
 use crate::hardware::SlowTiers;
 use crate::lineage::WindowId;
 
@@ -128,11 +128,11 @@ pub struct PlanFile {
 impl PlanFile {
     /// Reads a plan file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, FileError> {
-        read_envelope(path.as_ref(), FileKind::Plan, PLAN_VERSION)
+        read_json(path.as_ref(), FileKind::Plan, PLAN_VERSION)
     }
 
     /// Writes the plan file, whole or not at all.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), FileError> {
-        write_envelope(path.as_ref(), FileKind::Plan, PLAN_VERSION, self)
+        write_json(path.as_ref(), FileKind::Plan, PLAN_VERSION, self)
     }
 }

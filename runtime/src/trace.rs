@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::file::{FileError, FileKind, read_envelope, write_envelope};
+use crate::file::{FileError, FileKind, read_json, write_json};
 
 /// The newest trace format that this build reads and writes.
 pub const TRACE_VERSION: u32 = 1;
@@ -186,14 +186,14 @@ impl Trace {
     /// Reads a trace and checks that every index in it is in range.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, FileError> {
         let path = path.as_ref();
-        let trace: Trace = read_envelope(path, FileKind::Trace, TRACE_VERSION)?;
+        let trace: Trace = read_json(path, FileKind::Trace, TRACE_VERSION)?;
         trace.check().map_err(|message| FileError::malformed(path, FileKind::Trace, message))?;
         Ok(trace)
     }
 
     /// Writes the trace, whole or not at all.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), FileError> {
-        write_envelope(path.as_ref(), FileKind::Trace, TRACE_VERSION, self)
+        write_json(path.as_ref(), FileKind::Trace, TRACE_VERSION, self)
     }
 
     /// Where the trace of a workload stands in a folder of traces.

@@ -596,7 +596,7 @@ fn files_that_cannot_be_used_are_refused_by_name() {
         ("inspect missing.plan".to_owned(), "missing.plan: No such file"),
         ("inspect short.plimsoll".to_owned(), "short.plimsoll: truncated"),
         ("inspect short.policy".to_owned(), "short.policy: malformed policy: truncated"),
-        ("inspect gpt.toml".to_owned(), "neither a trace nor a plan: gpt.toml: not a plimsoll policy file"),
+        ("inspect gpt.toml".to_owned(), "gpt.toml: neither a trace, nor a plan, nor a policy"),
         ("summarise gpt.toml".to_owned(), "gpt.toml: no report of `evaluate --held-out --json`"),
         ("behaviour gpt.policy".to_owned(), "gpt.policy: neither a plimsoll trace, nor a memory snapshot"),
         ("record --config missing.toml --workload gpt-tiny --out x.plimsoll".to_owned(), "missing.toml: No such file"),

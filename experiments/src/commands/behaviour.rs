@@ -38,7 +38,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let link = arguments.link.resolve()?;
-    let (history, report) = if FileKind::of(&arguments.file)? == FileKind::Trace {
+    let (history, report) = if FileKind::of(&arguments.file)? == Some(FileKind::Trace) {
         let trace = Trace::load(&arguments.file)?;
         let history = History::of_trace(&trace);
         let dead_tail_bytes = Some(dead_tail_bytes(&trace, &Lineage::of(&trace)));

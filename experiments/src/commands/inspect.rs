@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::bail;
 use clap::Args;
 use plimsoll_runtime::observation::FEATURE_TABLE;
 use plimsoll_runtime::obstacle::obstacles;
@@ -23,9 +23,13 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     match FileKind::of(&arguments.file)? {
-        FileKind::Trace => trace(&Trace::load(&arguments.file)?),
-        FileKind::Plan => plan(&PlanFile::load(&arguments.file)?),
-        FileKind::Policy => policy(&PolicyFile::load(&arguments.file).context("neither a trace nor a plan")?),
+        Some(FileKind::Trace) => trace(&Trace::load(&arguments.file)?),
+        Some(FileKind::Plan) => plan(&PlanFile::load(&arguments.file)?),
+        Some(FileKind::Policy) => policy(&PolicyFile::load(&arguments.file)?),
+        Some(FileKind::TrainingState) => {
+            bail!("{}: a training run goes on from it: `train --resume`", arguments.file.display())
+        }
+        None => bail!("{}: neither a trace, nor a plan, nor a policy", arguments.file.display()),
     }
     Ok(())
 }
