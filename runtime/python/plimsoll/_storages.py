@@ -1,5 +1,7 @@
 """What PyTorch does with a storage past the dispatcher: operators announce it."""
 
+import contextlib
+
 import torch
 
 from . import _intercepted
@@ -28,46 +30,69 @@ def _get_item_announced(storage, place):
     return _get_item(storage, place)
 
 
+@contextlib.contextmanager
+def _kept(enter, *what):
+    """What is read by its address, in whatever thread, stays there meanwhile."""
+    enter(*what)
+    try:
+        yield
+    except BaseException:
+        torch.ops.plimsoll.fail_region()
+        raise
+    torch.ops.plimsoll.leave_region([])
+
+
+def _reading(storage):
+    return _kept(torch.ops.plimsoll.enter_read, storage, "plimsoll::read")
+
+
+def _reading_all(tensors):
+    return _kept(torch.ops.plimsoll.enter_region, tensors, [], [], 0, "plimsoll::region_once")
+
+
 def _write_file_announced(storage, *how):
-    torch.ops.plimsoll.read(storage)
-    return _write_file(storage, *how)
+    with _reading(storage):
+        return _write_file(storage, *how)
 
 
 def _write_record_announced(writer, name, data, *how):
-    if isinstance(data, torch.UntypedStorage):
-        torch.ops.plimsoll.read(data)
-    return _write_record(writer, name, data, *how)
+    with _reading(data) if isinstance(data, torch.UntypedStorage) else contextlib.nullcontext():
+        return _write_record(writer, name, data, *how)
 
 
-def _announce(tensor, operator):
-    """Where an iteration is under way, and the tensor is an ordinary one that has bytes."""
-    if _intercepted.is_under_way() and tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda):
-        operator(tensor.untyped_storage())
+def _is_plain(tensor):
+    """Whether an iteration is under way, and the tensor is an ordinary one that has bytes."""
+    return _intercepted.is_under_way() and tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda)
+
+
+def _lend(tensor):
+    if _is_plain(tensor):
+        torch.ops.plimsoll.lend(tensor.untyped_storage())
 
 
 def _to_list_announced(tensor):
-    _announce(tensor, torch.ops.plimsoll.read)
-    return _to_list(tensor)
+    with _reading(tensor.untyped_storage()) if _is_plain(tensor) else contextlib.nullcontext():
+        return _to_list(tensor)
 
 
 def _to_numpy_announced(tensor, **how):
-    _announce(tensor, torch.ops.plimsoll.lend)
+    _lend(tensor)
     return _to_numpy(tensor, **how)
 
 
 def _to_dlpack_announced(tensor, *where, **how):
-    _announce(tensor, torch.ops.plimsoll.lend)
+    _lend(tensor)
     return _to_dlpack(tensor, *where, **how)
 
 
 def _to_capsule_announced(tensor):
-    _announce(tensor, torch.ops.plimsoll.lend)
+    _lend(tensor)
     return _to_capsule(tensor)
 
 
 def _array_interface_announced(tensor):
     if tensor.is_cuda:
-        _announce(tensor, torch.ops.plimsoll.lend)
+        _lend(tensor)
     return _array_interface.__get__(tensor)
 
 
@@ -75,9 +100,10 @@ def _announcing(save, held):
     """`save`, which reads what a module or a program has `held`, its tensors among it, all at once."""
 
     def announced(saved, *where, **how):
-        if _intercepted.is_under_way():
-            torch.ops.plimsoll.touch([one for one in held(saved) if isinstance(one, torch.Tensor)], [])
-        return save(saved, *where, **how)
+        if not _intercepted.is_under_way():
+            return save(saved, *where, **how)
+        with _reading_all([one for one in held(saved) if isinstance(one, torch.Tensor)]):
+            return save(saved, *where, **how)
 
     return announced
 

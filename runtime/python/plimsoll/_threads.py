@@ -8,11 +8,16 @@ _start = threading.Thread.start
 
 
 def _start_standing_by(thread):
+    own = {name: run for name, run in thread.__dict__.items() if name == "run"}
     run = thread.run
 
-    def stand_by_and_run():
-        # It would keep its thread alive.
+    def give_back_run():
+        # What stands there now would keep its thread alive.
         thread.__dict__.pop("run", None)
+        thread.__dict__.update(own)
+
+    def stand_by_and_run():
+        give_back_run()
         stand_by()
         run()
 
@@ -20,7 +25,7 @@ def _start_standing_by(thread):
     try:
         _start(thread)
     except BaseException:
-        thread.__dict__.pop("run", None)
+        give_back_run()
         raise
 
 

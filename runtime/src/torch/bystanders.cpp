@@ -2,6 +2,8 @@
 
 #include "interceptor.h"
 
+#include <dlfcn.h>
+
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -9,13 +11,26 @@
 namespace plimsoll {
 namespace {
 
-std::atomic<bool> is_watching{false};
-std::atomic<int> unwatched{0};
+std::atomic<bool> in_use{false};
+std::atomic<bool> is_listening{false};
+std::atomic<int> under_way{0};
 thread_local bool stands_by = false;
 
 void set_keys(bool is_intercepted) {
   c10::impl::tls_set_dispatch_key_included(kInterceptorKey, is_intercepted || stands_by);
   c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, !is_intercepted && stands_by);
+}
+
+// What Python has for this, in a process that is one of Python's.
+struct Python {
+  int (*holds)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  void* (*release)() = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
+  void (*take)(void*) = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
+};
+
+const Python& python() {
+  static const Python python;
+  return python;
 }
 
 }  // namespace
@@ -27,30 +42,48 @@ void stand_by() {
 
 void intercept_this_thread(bool on) {
   set_keys(on);
-  is_watching = on;
-  while (on && unwatched > 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  is_listening = on;
+  if (on) in_use = true;
+  while (on && under_way > 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
+
+bool is_in_use() { return in_use.load(std::memory_order_relaxed); }
 
 void forget_bystanders() {
-  is_watching = false;
-  unwatched = 0;
+  in_use = false;
+  is_listening = false;
+  under_way = 0;
 }
 
-bool Unwatched::begin() {
-  // In this order, so that who begins to watch sees it, or is seen.
-  ++unwatched;
+bool Bystanding::begin() {
+  // In this order, so that who begins to listen sees it, or is seen.
+  ++under_way;
   is_under_way_ = true;
-  return is_watching;
+  return is_listening;
 }
 
-void Unwatched::end() {
-  if (is_under_way_) --unwatched;
+void Bystanding::end() {
+  if (is_under_way_) --under_way;
   is_under_way_ = false;
+}
+
+void* let_python_go_on() {
+  const Python& its = python();
+  return its.holds && its.release && its.take && its.holds() ? its.release() : nullptr;
+}
+
+void hold_python_up(void* state) {
+  if (state) python().take(state);
 }
 
 std::unique_lock<std::mutex> draws() {
   static auto* mutex = new std::mutex();
-  return std::unique_lock<std::mutex>(*mutex);
+  std::unique_lock<std::mutex> lock(*mutex, std::try_to_lock);
+  if (!lock) {
+    WithoutPython others_go_on;
+    lock.lock();
+  }
+  return lock;
 }
 
 }  // namespace plimsoll

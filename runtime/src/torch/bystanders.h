@@ -17,25 +17,43 @@ inline bool is_bystander() { return c10::impl::tls_local_dispatch_key_set().excl
 
 // This thread is one from now on, unless it is the one that is intercepted.
 void stand_by();
-// Switches interception of this thread on or off. When it comes on, whatever bystanders have begun to do unwatched is over.
+// Switches interception of this thread on or off. When it comes on, whatever bystanders have begun to do is over.
 void intercept_this_thread(bool on);
+// Whether anybody has ever listened in this process. Before, and in one that was forked, bystanders are left alone.
+bool is_in_use();
 // A process that was forked has none of the others.
 void forget_bystanders();
 
-// An operator that a bystander runs while nobody watches, or none.
-class Unwatched {
+// An operator of a bystander's.
+class Bystanding {
  public:
-  Unwatched() = default;
-  Unwatched(const Unwatched&) = delete;
-  Unwatched& operator=(const Unwatched&) = delete;
-  ~Unwatched() { end(); }
+  Bystanding() = default;
+  Bystanding(const Bystanding&) = delete;
+  Bystanding& operator=(const Bystanding&) = delete;
+  ~Bystanding() { end(); }
 
-  // Whether somebody may be watching. To be called before who watches is asked.
+  // From now on whoever begins to listen waits until it is over. Whether somebody may be listening already: to be called before it is
+  // asked who.
   bool begin();
   void end();
 
  private:
   bool is_under_way_ = false;
+};
+
+// Lets Python's other threads go on, if this one holds them up, until hold_python_up() is given the result.
+void* let_python_go_on();
+void hold_python_up(void* state);
+
+class WithoutPython {
+ public:
+  WithoutPython() = default;
+  WithoutPython(const WithoutPython&) = delete;
+  WithoutPython& operator=(const WithoutPython&) = delete;
+  ~WithoutPython() { hold_python_up(state_); }
+
+ private:
+  void* state_ = let_python_go_on();
 };
 
 // Held while an operator draws random numbers, and while one that did runs again, for which the generator is set back: another

@@ -5,6 +5,7 @@
 #include "interceptor.h"
 #include "streams.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -29,6 +30,14 @@ bool covers_storage(const c10::TensorImpl* tensor) {
          tensor->numel() * tensor->itemsize() == storage.nbytes();
 }
 
+// Bystanders may be on any.
+struct OnCountedDevice {
+  OnCountedDevice() {
+    if (counts_accelerator()) guard.reset_device(counted_device());
+  }
+  c10::OptionalDeviceGuard guard;
+};
+
 }  // namespace
 
 size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::StorageImpl*> storages) {
@@ -39,12 +48,12 @@ size_t Seen::find_among_many(c10::StorageImpl* storage, c10::ArrayRef<c10::Stora
 }
 
 int32_t Call::ask() {
-  note_stream();
-  is_bystanders_ = is_bystander();
-  if (C10_UNLIKELY(is_bystanders_)) {
-    ask_for_bystander();
+  if (C10_UNLIKELY(is_bystander())) {
+    beside_ = std::make_unique<Beside>();
+    if (is_in_use()) ask_for_bystander();
     return 0;
   }
+  note_stream();
   find_accesses();
   event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
   int32_t answer = callbacks.before(&event_);
@@ -53,23 +62,24 @@ int32_t Call::ask() {
 }
 
 void Call::ask_for_bystander() {
-  if (unwatched_.begin()) {
-    find_accesses();
-    // Nothing that an iteration knows.
-    if (accesses_.empty()) return unwatched_.end();
-    event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
-    int32_t answer = callbacks.before_bystander(&event_);
-    TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
-    is_watched_ = answer > 0;
-  }
+  note_stream();
+  beside_->may_be_heard = beside_->bystanding.begin();
   // One that waits for other processes may wait for what an iteration is yet to do.
-  if (is_watched_ || facts_.locks) unwatched_.end();
+  if (facts_.locks) beside_->bystanding.end();
+  if (!beside_->may_be_heard) return;
+  find_accesses();
+  if (accesses_.empty()) return;
+  event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
+  WithoutPython others_go_on;
+  OnCountedDevice device_guard;
+  int32_t answer = callbacks.before_bystander(&event_);
+  TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
+  beside_->is_told = answer > 0;
 }
 
 void Call::begin() {
-  if (C10_UNLIKELY(facts_.is_random)) draws_ = draws();
   refusals_ = refusals.load(std::memory_order_relaxed);
-  if (C10_UNLIKELY(is_bystanders_)) return;
+  if (C10_UNLIKELY(beside_ != nullptr)) return;
   if (C10_UNLIKELY(audited_for.load(std::memory_order_relaxed) != PLIMSOLL_NO_AUDIT))
     audit_ = std::make_unique<Audit>(facts_, storages_, accesses_);
   reset_operator_peak();
@@ -88,7 +98,7 @@ void Call::finish(const c10::IValue* results) {
       throw;
     }
   }
-  if (C10_UNLIKELY(is_bystanders_)) return end_for_bystander();
+  if (C10_UNLIKELY(beside_ != nullptr)) return end_for_bystander();
   if (answer_ & PLIMSOLL_TIMES) {
     accelerator_operator_ends();
     event_.end_ns = now_ns();
@@ -104,13 +114,17 @@ void Call::finish(const c10::IValue* results) {
 }
 
 void Call::fail() {
-  if (C10_UNLIKELY(is_bystanders_)) return end_for_bystander();
+  if (C10_UNLIKELY(beside_ != nullptr)) return end_for_bystander();
   callbacks.failed(&event_);
 }
 
 void Call::end_for_bystander() {
-  if (is_watched_) callbacks.after_bystander(&event_);
-  unwatched_.end();
+  if (beside_->is_told) {
+    WithoutPython others_go_on;
+    OnCountedDevice device_guard;
+    callbacks.after_bystander(&event_);
+  }
+  beside_ = nullptr;
 }
 
 void Call::find_accesses() {
@@ -173,9 +187,9 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     if (locked) accesses_[index].locked = locked;
     return;
   }
-  if (C10_UNLIKELY(is_bystanders_)) {
+  if (C10_UNLIKELY(beside_ != nullptr)) {
     // The iteration does not know what bystanders make.
-    if (!entries().find(storage)) return;
+    if (entries().borrow_unless_known(storage)) return beside_->borrowed.push_back(storage);
     entries().move_in_several_threads();
   }
   auto [entry, foreign] = entries().see(storage);

@@ -10,6 +10,7 @@
 #include "accelerator.h"
 #include "audit.h"
 #include "bystanders.h"
+#include "entries.h"
 #include "operators.h"
 #include "recipe.h"
 #include "shim.h"
@@ -42,6 +43,17 @@ class Seen {
   std::unique_ptr<Places> places_;
 };
 
+// What there is more to an operator of a bystander's.
+struct Beside {
+  ~Beside() {
+    for (auto* storage : borrowed) entries().give_back(storage);
+  }
+  bool may_be_heard = false;  // somebody may be listening
+  bool is_told = false;       // somebody is, and knows some of its storages
+  Bystanding bystanding;
+  c10::SmallVector<c10::StorageImpl*, 8> borrowed;  // those that nobody knows, and that stay unknown meanwhile
+};
+
 class Call {
  public:
   // There is one argument for each of the schema's.
@@ -66,6 +78,7 @@ class Call {
   template <class Complete>
   void start(Complete complete) {
     answer_ = ask();
+    if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->may_be_heard)) draws_ = draws();
     if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
       complete();
       recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
@@ -99,11 +112,9 @@ class Call {
   Seen seen_;
   int32_t answer_ = 0;     // what Rust wants of it
   uint64_t refusals_ = 0;  // before it ran
-  bool is_bystanders_ = false;
-  bool is_watched_ = false;  // a bystander's: somebody listens
-  Unwatched unwatched_;      // a bystander's: nobody does
+  std::unique_ptr<Beside> beside_;      // where it is a bystander's
   std::unique_lock<std::mutex> draws_;  // where it does
-  std::unique_ptr<Audit> audit_;  // where there is one
+  std::unique_ptr<Audit> audit_;        // where there is one
   Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;
   c10::SmallVector<PlimsollCreated, 4> created_;

@@ -2,6 +2,7 @@
 
 #include "accelerator.h"
 #include "allocator.h"
+#include "bystanders.h"
 #include "streams.h"
 
 #include <algorithm>
@@ -97,19 +98,20 @@ void Entries::find_dead() {
 }
 
 Entries::Seen Entries::see(c10::StorageImpl* storage) {
-  if (C10_LIKELY(!are_moved_in_several_threads_.load(std::memory_order_relaxed))) {
-    auto owner = owner_of(storage->data_ptr());
-    if (PlimsollEntry number = named(owner, storage)) return {number, !owner && storage->nbytes() > 0};
-  }
-  Guard guard(mutex_);
-  return look_up(storage);
-}
-
-// Called with the lock held.
-Entries::Seen Entries::look_up(c10::StorageImpl* storage) {
+  std::unique_lock<ShortLock> lock(mutex_, std::defer_lock);
+  if (C10_UNLIKELY(are_moved_in_several_threads_.load(std::memory_order_relaxed))) lock.lock();
   auto owner = owner_of(storage->data_ptr());
   bool is_foreign = !owner && storage->nbytes() > 0;
   if (PlimsollEntry number = named(owner, storage)) return {number, is_foreign};
+  if (!lock) lock.lock();
+  while (C10_UNLIKELY(std::count(borrowed_.begin(), borrowed_.end(), storage))) {
+    lock.unlock();
+    {
+      WithoutPython others_go_on;
+      std::this_thread::yield();
+    }
+    lock.lock();
+  }
   if (is_unknown(storage)) return {add(storage, true), is_foreign};
   auto found = listed_.find(storage);
   return {found == listed_.end() ? add(storage, true) : found->second, is_foreign};
@@ -117,9 +119,26 @@ Entries::Seen Entries::look_up(c10::StorageImpl* storage) {
 
 PlimsollEntry Entries::find(c10::StorageImpl* storage) {
   Guard guard(mutex_);
+  return find_with_lock(storage);
+}
+
+PlimsollEntry Entries::find_with_lock(c10::StorageImpl* storage) {
   if (PlimsollEntry number = named(owner_of(storage->data_ptr()), storage)) return number;
+  if (is_unknown(storage)) return 0;
   auto found = listed_.find(storage);
   return found == listed_.end() ? 0 : found->second;
+}
+
+bool Entries::borrow_unless_known(c10::StorageImpl* storage) {
+  Guard guard(mutex_);
+  if (find_with_lock(storage)) return false;
+  borrowed_.push_back(storage);
+  return true;
+}
+
+void Entries::give_back(c10::StorageImpl* storage) {
+  Guard guard(mutex_);
+  borrowed_.erase(std::find(borrowed_.begin(), borrowed_.end(), storage));
 }
 
 PlimsollEntry Entries::beside(Storage storage) {

@@ -47,6 +47,9 @@ class Entries {
   void move_in_several_threads() { are_moved_in_several_threads_.store(true, std::memory_order_relaxed); }
   // The entry of a storage, or 0.
   PlimsollEntry find(c10::StorageImpl* storage);
+  // Keeps a storage that has no entry from getting one until give_back(): a bystander uses it. Whether it has none.
+  bool borrow_unless_known(c10::StorageImpl* storage);
+  void give_back(c10::StorageImpl* storage);
   // An entry that keeps its storage alive: one that stands beside the program.
   PlimsollEntry beside(Storage storage);
 
@@ -120,7 +123,7 @@ class Entries {
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
   PlimsollEntry next_number();
   void clear(PlimsollEntry entry, Entry& kept);
-  Seen look_up(c10::StorageImpl* storage);
+  PlimsollEntry find_with_lock(c10::StorageImpl* storage);
   bool is_watched(PlimsollEntry entry);
   bool has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch);
   static at::DataPtr take_parked(Entry& entry);
@@ -129,6 +132,7 @@ class Entries {
   size_t taken_numbers_ = 0;
   ShortLock mutex_;
   std::vector<PlimsollEntry> vacant_;
+  std::vector<c10::StorageImpl*> borrowed_;  // once for each operator of a bystander's
   // Storages whose bytes have no header of ours: foreign ones, and empty ones.
   std::unordered_map<c10::StorageImpl*, PlimsollEntry> listed_;
   std::atomic<size_t> watched_{0};

@@ -128,7 +128,7 @@ void run_in_pieces(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::
 void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & kBelowInterceptor;
   if (C10_UNLIKELY(is_taken_over(keys))) return run_in_python(handle, keys, stack);
-  if (C10_UNLIKELY(!is_installed())) return handle.redispatchBoxed(keys, stack);
+  if (C10_UNLIKELY(!is_in_use())) return handle.redispatchBoxed(keys, stack);
   const OperatorFacts& facts = facts_table.of(handle);
   if (facts.is_transparent) {
     handle.redispatchBoxed(keys, stack);
@@ -230,8 +230,6 @@ c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor) 
 }
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle) { return facts_table.of(handle); }
-
-bool is_installed() { return callbacks.name; }
 
 void install_interceptor(const PlimsollCallbacks& given) {
   callbacks = given;

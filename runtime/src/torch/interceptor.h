@@ -37,8 +37,6 @@ c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor);
 // What there is to know about a registered operator, for good.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);
 
-// Whether there is anybody to tell. Before, a bystander's operators have the interceptor's key already.
-bool is_installed();
 void install_interceptor(const PlimsollCallbacks& callbacks);
 
 }  // namespace plimsoll

@@ -43,7 +43,7 @@ struct Frame {
     version: VersionId,
     maker: Option<MakerId>,
     /// Storages that its maker reads.
-    awaited: Vec<Entry>,
+    awaited: Vec<(Entry, u64)>,
     /// What was made for its maker, and is kept until that has run. What else stands beside the program may go when bytes
     /// run out, and is then made for it.
     made: Vec<VersionId>,
@@ -234,8 +234,7 @@ impl Residency {
             let seen = self.ancestry.version(input);
             let (entry, is_current) = (seen.entry, seen.is_current);
             if is_current {
-                self.live_mut(entry)?.awaited += 1;
-                frame.awaited.push(entry);
+                frame.awaited.push(self.begin_await(entry)?);
             }
         }
         Ok(maker)
@@ -266,7 +265,7 @@ impl Residency {
     fn close(&mut self, frame: Frame) -> Result<(), Fault> {
         let Some(maker) = frame.maker else { return Ok(()) };
         self.rebuilds -= 1;
-        self.end_wait(&frame.awaited);
+        self.end_await(&frame.awaited);
         for &made in &frame.made {
             self.ancestry.version_mut(made).wanted -= 1;
         }

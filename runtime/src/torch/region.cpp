@@ -36,7 +36,7 @@ thread_local std::vector<std::unique_ptr<Region>> regions;
 
 bool is_intercepted() {
   auto local = c10::impl::tls_local_dispatch_key_set();
-  return is_installed() && local.included_.has(kInterceptorKey) && !local.excluded_.has(kInterceptorKey);
+  return is_in_use() && local.included_.has(kInterceptorKey) && !local.excluded_.has(kInterceptorKey);
 }
 
 std::unique_ptr<Region> take_innermost() {
@@ -81,6 +81,8 @@ TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
   library.def("communicating_region(Tensor[] read, Tensor[] written, int[] numbers, int graph) -> Tensor[]");
   library.def("enter_region(Tensor[] read, Tensor[] written, int[] numbers, int graph, str operator) -> ()",
               torch::CppFunction::makeFromBoxedFunction<&enter>());
+  // While it is read by its address: the operator is `plimsoll::read`.
+  library.def("enter_read(Storage storage, str operator) -> ()", torch::CppFunction::makeFromBoxedFunction<&enter>());
   library.def("leave_region(Tensor[] results) -> ()", torch::CppFunction::makeFromBoxedFunction<&leave>());
   library.def("fail_region() -> ()", torch::CppFunction::makeFromBoxedFunction<&fail>());
 }

@@ -50,6 +50,8 @@ pub(crate) struct Live {
     /// Operators and reruns that will use its bytes once their other inputs are there: it should stay, and it is not
     /// dropped.
     pub(crate) awaited: u32,
+    /// Tells it apart from another one that has its entry once it has died.
+    serial: u64,
     /// In the slow tier, or on its way there, when an iteration ends, or a part of one, and not brought back for the next.
     pub(crate) is_left_away: bool,
     /// Of what was made from nothing and was not used since, for the program may be filling it in past the dispatcher: the number of
@@ -163,6 +165,8 @@ pub(crate) struct Residency {
     pub(crate) report: IterationReport,
     pub(crate) events: Events,
     pub(super) started: Instant,
+    /// How many storages there have been.
+    storages: u64,
     freed: Vec<Entry>,
     died: Vec<Entry>,
     /// When an operator ended, the last one or one not long before it.
@@ -195,6 +199,7 @@ impl Residency {
             report: IterationReport::default(),
             events: Events::default(),
             started: Instant::now(),
+            storages: 0,
             freed: Vec::new(),
             died: Vec::new(),
             clock_ns: 0,
@@ -270,6 +275,8 @@ impl Residency {
             self.live.resize_with(index + 1, || None);
         }
         let last_use_ns = self.clock_ns;
+        self.storages += u64::from(self.live[index].is_none());
+        let serial = self.storages;
         self.live[index].get_or_insert_with(|| Live {
             bytes,
             locked,
@@ -278,6 +285,7 @@ impl Residency {
             version: None,
             users: 0,
             awaited: 0,
+            serial,
             is_left_away: false,
             filled_at: None,
             is_gradient: false,
@@ -342,11 +350,11 @@ impl Residency {
             if self.get(entry).is_none() {
                 return Ok(true);
             }
-            // That thread is about to say so.
+            // That thread is about to say so, once it may go on.
             if !shim::has_died(entry) || started.elapsed() > DYING {
                 return Ok(false);
             }
-            std::thread::yield_now();
+            shim::without_python(std::thread::yield_now);
         }
     }
 
@@ -520,7 +528,7 @@ impl Residency {
                     && (live.locked.is_some() || !access.is_locked())
             })
         };
-        if !accesses.iter().all(is_ready) || self.written_root(accesses).is_some() {
+        if !accesses.iter().all(is_ready) || self.written_root(accesses).is_some() || self.is_being_read(accesses) {
             return false;
         }
         for access in accesses {
@@ -531,6 +539,14 @@ impl Residency {
         true
     }
 
+    /// Whether reruns, for another thread, are reading what `accesses` write over, or will.
+    fn is_being_read(&self, accesses: &[RawAccess]) -> bool {
+        let mut written = accesses.iter().filter(|access| access.mode().writes());
+        let is_read = |version: VersionId| self.ancestry.version(version).is_wanted();
+        self.rebuilds > 0
+            && written.any(|access| self.get(access.entry).and_then(|live| live.version).is_some_and(is_read))
+    }
+
     /// None of these storages may be evicted until their use ends.
     pub(crate) fn begin_use(&mut self, entries: &[Entry]) -> Result<(), Fault> {
         entries.iter().try_for_each(|&entry| self.live(entry).map(drop))?;
@@ -538,6 +554,24 @@ impl Residency {
             self.live_mut(entry)?.users += 1;
         }
         Ok(())
+    }
+
+    /// A rerun will use the storage once its other inputs are there. Returns what [`Residency::end_await`] is to be told.
+    pub(super) fn begin_await(&mut self, entry: Entry) -> Result<(Entry, u64), Fault> {
+        let live = self.live_mut(entry)?;
+        live.awaited += 1;
+        Ok((entry, live.serial))
+    }
+
+    /// The rerun has used them, or never will. Some may have died meanwhile, in other threads.
+    pub(super) fn end_await(&mut self, awaited: &[(Entry, u64)]) {
+        for &(entry, serial) in awaited {
+            if let Ok(live) = self.live_mut(entry)
+                && live.serial == serial
+            {
+                live.awaited -= 1;
+            }
+        }
     }
 
     /// Whether all of them are resident.

@@ -243,6 +243,8 @@ impl Session {
             return Err(SessionError::Busy);
         }
         *active = Some(Arc::clone(&observer));
+        // Bystanders that are waited for may ask who listens.
+        drop(active);
         HERE.set(Some(observer));
         shim::find_dead();
         shim::intercept(true);

@@ -59,8 +59,10 @@ int32_t guarded(Body body) {
 }
 
 int32_t under_pressure(int32_t (*PlimsollCallbacks::*call)(uint64_t), uint64_t bytes) {
-  // It evicts what the thread of the iteration may be looking at.
-  if (!c10::impl::tls_is_dispatch_key_included(kInterceptorKey) || is_bystander()) entries().move_in_several_threads();
+  auto local = c10::impl::tls_local_dispatch_key_set();
+  bool is_iterations = local.included_.has(kInterceptorKey) || local.excluded_.has_all(kNotIntercepted);
+  // Another thread evicts what the iteration's own may be looking at.
+  if (!is_iterations || is_bystander()) entries().move_in_several_threads();
   return (callbacks.*call)(bytes);
 }
 
@@ -107,6 +109,8 @@ size_t plimsoll_take_audit_findings(char* out, size_t capacity) {
 void plimsoll_intercept(int32_t on) { intercept_this_thread(on != 0); }
 void plimsoll_stand_by(void) { stand_by(); }
 void plimsoll_forget_bystanders(void) { forget_bystanders(); }
+void* plimsoll_without_python(void) { return let_python_go_on(); }
+void plimsoll_with_python(void* state) { hold_python_up(state); }
 
 void plimsoll_before_fork(void) { entries().lock_for_fork(); }
 void plimsoll_after_fork(void) { entries().unlock_after_fork(); }

@@ -112,6 +112,9 @@ void plimsoll_intercept(int32_t on);
 void plimsoll_stand_by(void);
 // After a fork, in the child, which has no other threads.
 void plimsoll_forget_bystanders(void);
+// Lets Python's other threads go on, if this one holds them up, until plimsoll_with_python() is given the result.
+void* plimsoll_without_python(void);
+void plimsoll_with_python(void* state);
 // Takes the shim's locks before the process forks, and gives them back in both processes.
 void plimsoll_before_fork(void);
 void plimsoll_after_fork(void);

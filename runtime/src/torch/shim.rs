@@ -241,6 +241,8 @@ unsafe extern "C" {
     fn plimsoll_intercept(on: i32);
     fn plimsoll_stand_by();
     fn plimsoll_forget_bystanders();
+    fn plimsoll_without_python() -> *mut c_void;
+    fn plimsoll_with_python(state: *mut c_void);
     fn plimsoll_before_fork();
     fn plimsoll_after_fork();
     fn plimsoll_find_dead();
@@ -416,6 +418,16 @@ pub(crate) fn intercept(on: bool) {
 pub(crate) fn stand_by() {
     // SAFETY: sets flags of this thread.
     unsafe { plimsoll_stand_by() }
+}
+
+/// Does what may wait for other threads while Python's go on.
+pub(crate) fn without_python<R>(wait: impl FnOnce() -> R) -> R {
+    // SAFETY: nothing of Python's is used meanwhile.
+    let state = unsafe { plimsoll_without_python() };
+    let result = wait();
+    // SAFETY: on the same thread, once.
+    unsafe { plimsoll_with_python(state) };
+    result
 }
 
 /// After a fork, in the child, which has no other threads.

@@ -121,10 +121,7 @@ impl Driver {
                 let maker = made_by.and_then(|(operator, _)| self.makers.get(operator.index()).copied().flatten());
                 if let (Some(maker), Some((_, position))) = (maker, made_by) {
                     let version = self.residency.ancestry.outputs(maker)[position];
-                    // A rerun for a bystander may be about to read it, and releases it then.
-                    if !self.residency.ancestry.version(version).is_wanted() {
-                        self.residency.release(version)?;
-                    }
+                    self.residency.release(version)?;
                 }
             }
         }

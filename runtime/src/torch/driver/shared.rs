@@ -50,7 +50,7 @@ impl Shared {
             return (turn, driver);
         }
         drop(driver);
-        (lock(&self.turn), self.lock())
+        (shim::without_python(|| lock(&self.turn)), self.lock())
     }
 
     /// Starts an iteration within `line_bytes`.
@@ -221,12 +221,13 @@ impl Shared {
     pub(crate) fn end(&self, follows: Follows) -> Result<Ended, Fault> {
         let _turn = lock(&self.turn);
         let ended = self.restore_and_finish(follows);
-        shim::set_line(u64::MAX);
-        shim::set_piece(u64::MAX);
         let mut driver = self.lock();
         driver.residency.ending = Ending::No;
         driver.residency.exempt = false;
         driver.residency.reactive.line_bytes = u64::MAX;
+        // With the driver locked: whoever makes room meanwhile may draw another line.
+        shim::set_line(u64::MAX);
+        shim::set_piece(u64::MAX);
         if let Err(fault) = &ended {
             driver.recording = None;
             driver.leave_schedule(fault.to_string());
