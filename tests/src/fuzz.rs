@@ -748,10 +748,11 @@ struct Elsewhere {
     /// How many it has still to do.
     left: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
-    seen: (Sender<Result<Tensor, TchError>>, Receiver<Result<Tensor, TchError>>),
+    seen: (Sender<Seen>, Receiver<Seen>),
 }
 
 type Job = Box<dyn FnOnce(&mut ChaCha8Rng) + Send>;
+type Seen = Result<Tensor, TchError>;
 
 impl Elsewhere {
     fn start(seed: u64) -> Self {
