@@ -188,8 +188,8 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     return;
   }
   if (C10_UNLIKELY(beside_ != nullptr)) {
-    // The iteration does not know what bystanders make.
-    if (entries().borrow_unless_known(storage)) return beside_->borrowed.push_back(storage);
+    // The iteration does not know what bystanders make, unless it has to stay from then on.
+    if (!facts_.locks && entries().borrow_unless_known(storage)) return beside_->borrowed.push_back(storage);
     entries().move_in_several_threads();
   }
   auto [entry, foreign] = entries().see(storage);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -108,7 +109,7 @@ Entries::Seen Entries::see(c10::StorageImpl* storage) {
     lock.unlock();
     {
       WithoutPython others_go_on;
-      std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     lock.lock();
   }
@@ -132,13 +133,15 @@ PlimsollEntry Entries::find_with_lock(c10::StorageImpl* storage) {
 bool Entries::borrow_unless_known(c10::StorageImpl* storage) {
   Guard guard(mutex_);
   if (find_with_lock(storage)) return false;
-  borrowed_.push_back(storage);
+  // What is elsewhere is never evicted.
+  if (storage->device_type() == counted_device().type()) borrowed_.push_back(storage);
   return true;
 }
 
 void Entries::give_back(c10::StorageImpl* storage) {
   Guard guard(mutex_);
-  borrowed_.erase(std::find(borrowed_.begin(), borrowed_.end(), storage));
+  auto found = std::find(borrowed_.begin(), borrowed_.end(), storage);
+  if (found != borrowed_.end()) borrowed_.erase(found);
 }
 
 PlimsollEntry Entries::beside(Storage storage) {

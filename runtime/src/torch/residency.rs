@@ -347,7 +347,8 @@ impl Residency {
         let started = Instant::now();
         loop {
             self.absorb_freed()?;
-            if self.get(entry).is_none() {
+            // What a rerun is about to read stays booked until that is over.
+            if self.get(entry).is_none() || self.freed.contains(&entry) {
                 return Ok(true);
             }
             // That thread is about to say so, once it may go on.

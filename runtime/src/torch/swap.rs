@@ -231,14 +231,15 @@ impl Residency {
         Ok(())
     }
 
-    /// Brings all of them back from the slow tier, none at the expense of another. Where the slow tier fails they may
-    /// count as dropped afterwards.
+    /// Brings all of them back from the slow tier, none at the expense of another, but for those that die. Where the slow tier fails they
+    /// may count as dropped afterwards.
     pub(crate) fn fetch_together(&mut self, entries: &[Entry]) -> Result<(), Fault> {
         self.begin_use(entries)?;
         let fetched = entries.iter().try_for_each(|&entry| self.fetch(entry));
         for &entry in entries {
             self.live_mut(entry)?.users -= 1;
         }
+        self.absorb_freed()?;
         fetched
     }
 
