@@ -1,5 +1,6 @@
 #include "bystanders.h"
 
+#include "entries.h"
 #include "interceptor.h"
 
 #include <dlfcn.h>
@@ -13,7 +14,7 @@ namespace {
 
 std::atomic<bool> in_use{false};
 std::atomic<bool> is_listening{false};
-std::atomic<int> under_way{0};
+std::atomic<int> unheard{0};
 thread_local bool stands_by = false;
 
 void set_keys(bool is_intercepted) {
@@ -44,7 +45,7 @@ void intercept_this_thread(bool on) {
   set_keys(on);
   is_listening = on;
   if (on) in_use = true;
-  while (on && under_way > 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  while (on && unheard > 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
 bool is_in_use() { return in_use.load(std::memory_order_relaxed); }
@@ -52,18 +53,20 @@ bool is_in_use() { return in_use.load(std::memory_order_relaxed); }
 void forget_bystanders() {
   in_use = false;
   is_listening = false;
-  under_way = 0;
+  unheard = 0;
+  entries().forget_borrowed();
 }
 
-bool Bystanding::begin() {
+bool Unheard::begin() {
   // In this order, so that who begins to listen sees it, or is seen.
-  ++under_way;
+  ++unheard;
   is_under_way_ = true;
-  return is_listening;
+  if (is_listening) end();
+  return is_under_way_;
 }
 
-void Bystanding::end() {
-  if (is_under_way_) --under_way;
+void Unheard::end() {
+  if (is_under_way_) --unheard;
   is_under_way_ = false;
 }
 

@@ -17,23 +17,22 @@ inline bool is_bystander() { return c10::impl::tls_local_dispatch_key_set().excl
 
 // This thread is one from now on, unless it is the one that is intercepted.
 void stand_by();
-// Switches interception of this thread on or off. When it comes on, whatever bystanders have begun to do is over.
+// Switches interception of this thread on or off. When it comes on, whatever bystanders have begun unheard is over.
 void intercept_this_thread(bool on);
 // Whether anybody has ever listened in this process. Before, and in one that was forked, bystanders are left alone.
 bool is_in_use();
 // A process that was forked has none of the others.
 void forget_bystanders();
 
-// An operator of a bystander's.
-class Bystanding {
+// An operator of a bystander's that runs while nobody listens, or none.
+class Unheard {
  public:
-  Bystanding() = default;
-  Bystanding(const Bystanding&) = delete;
-  Bystanding& operator=(const Bystanding&) = delete;
-  ~Bystanding() { end(); }
+  Unheard() = default;
+  Unheard(const Unheard&) = delete;
+  Unheard& operator=(const Unheard&) = delete;
+  ~Unheard() { end(); }
 
-  // From now on whoever begins to listen waits until it is over. Whether somebody may be listening already: to be called before it is
-  // asked who.
+  // Whoever begins to listen waits until it is over. Whether it is: somebody may be listening already.
   bool begin();
   void end();
 

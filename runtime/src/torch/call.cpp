@@ -63,18 +63,20 @@ int32_t Call::ask() {
 
 void Call::ask_for_bystander() {
   note_stream();
-  beside_->may_be_heard = beside_->bystanding.begin();
+  // Who has listened may have stopped when it is asked.
+  for (bool is_found = false; !beside_->is_known && !beside_->unheard.begin(); is_found = true) {
+    beside_->is_heard = true;
+    if (!is_found) find_accesses();
+    if (accesses_.empty()) return;
+    event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
+    WithoutPython others_go_on;
+    OnCountedDevice device_guard;
+    int32_t answer = callbacks.before_bystander(&event_);
+    TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
+    beside_->is_known = answer > 0;
+  }
   // One that waits for other processes may wait for what an iteration is yet to do.
-  if (facts_.locks) beside_->bystanding.end();
-  if (!beside_->may_be_heard) return;
-  find_accesses();
-  if (accesses_.empty()) return;
-  event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
-  WithoutPython others_go_on;
-  OnCountedDevice device_guard;
-  int32_t answer = callbacks.before_bystander(&event_);
-  TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
-  beside_->is_told = answer > 0;
+  if (facts_.locks) beside_->unheard.end();
 }
 
 void Call::begin() {
@@ -119,7 +121,7 @@ void Call::fail() {
 }
 
 void Call::end_for_bystander() {
-  if (beside_->is_told) {
+  if (beside_->is_known) {
     WithoutPython others_go_on;
     OnCountedDevice device_guard;
     callbacks.after_bystander(&event_);

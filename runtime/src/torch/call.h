@@ -48,9 +48,9 @@ struct Beside {
   ~Beside() {
     for (auto* storage : borrowed) entries().give_back(storage);
   }
-  bool may_be_heard = false;  // somebody may be listening
-  bool is_told = false;       // somebody is, and knows some of its storages
-  Bystanding bystanding;
+  bool is_heard = false;  // somebody is listening
+  bool is_known = false;  // who knows some of its storages
+  Unheard unheard;        // where nobody is
   c10::SmallVector<c10::StorageImpl*, 8> borrowed;  // those that nobody knows, and that stay unknown meanwhile
 };
 
@@ -78,7 +78,7 @@ class Call {
   template <class Complete>
   void start(Complete complete) {
     answer_ = ask();
-    if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->may_be_heard)) draws_ = draws();
+    if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->is_heard)) draws_ = draws();
     if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
       complete();
       recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());

@@ -100,12 +100,19 @@ void Entries::find_dead() {
 
 Entries::Seen Entries::see(c10::StorageImpl* storage) {
   std::unique_lock<ShortLock> lock(mutex_, std::defer_lock);
-  if (C10_UNLIKELY(are_moved_in_several_threads_.load(std::memory_order_relaxed))) lock.lock();
+  if (C10_UNLIKELY(are_moved_in_several_threads_.load(std::memory_order_relaxed))) lock_unborrowed(lock, storage);
   auto owner = owner_of(storage->data_ptr());
   bool is_foreign = !owner && storage->nbytes() > 0;
   if (PlimsollEntry number = named(owner, storage)) return {number, is_foreign};
   if (!lock) lock.lock();
-  while (C10_UNLIKELY(std::count(borrowed_.begin(), borrowed_.end(), storage))) {
+  if (is_unknown(storage)) return {add(storage, true), is_foreign};
+  auto found = listed_.find(storage);
+  return {found == listed_.end() ? add(storage, true) : found->second, is_foreign};
+}
+
+void Entries::lock_unborrowed(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage) {
+  lock.lock();
+  while (std::count(borrowed_.begin(), borrowed_.end(), storage)) {
     lock.unlock();
     {
       WithoutPython others_go_on;
@@ -113,9 +120,6 @@ Entries::Seen Entries::see(c10::StorageImpl* storage) {
     }
     lock.lock();
   }
-  if (is_unknown(storage)) return {add(storage, true), is_foreign};
-  auto found = listed_.find(storage);
-  return {found == listed_.end() ? add(storage, true) : found->second, is_foreign};
 }
 
 PlimsollEntry Entries::find(c10::StorageImpl* storage) {
@@ -134,7 +138,10 @@ bool Entries::borrow_unless_known(c10::StorageImpl* storage) {
   Guard guard(mutex_);
   if (find_with_lock(storage)) return false;
   // What is elsewhere is never evicted.
-  if (storage->device_type() == counted_device().type()) borrowed_.push_back(storage);
+  if (storage->device_type() == counted_device().type()) {
+    move_in_several_threads();
+    borrowed_.push_back(storage);
+  }
   return true;
 }
 

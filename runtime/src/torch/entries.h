@@ -50,6 +50,8 @@ class Entries {
   // Keeps a storage that has no entry from getting one until give_back(): a bystander uses it. Whether it has none.
   bool borrow_unless_known(c10::StorageImpl* storage);
   void give_back(c10::StorageImpl* storage);
+  // In a process that was forked, with the locks held as below: those who have borrowed them are not there.
+  void forget_borrowed() { borrowed_.clear(); }
   // An entry that keeps its storage alive: one that stands beside the program.
   PlimsollEntry beside(Storage storage);
 
@@ -124,6 +126,8 @@ class Entries {
   PlimsollEntry next_number();
   void clear(PlimsollEntry entry, Entry& kept);
   PlimsollEntry find_with_lock(c10::StorageImpl* storage);
+  // Takes the lock while nobody has borrowed the storage.
+  void lock_unborrowed(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage);
   bool is_watched(PlimsollEntry entry);
   bool has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch);
   static at::DataPtr take_parked(Entry& entry);

@@ -243,7 +243,7 @@ impl Session {
             return Err(SessionError::Busy);
         }
         *active = Some(Arc::clone(&observer));
-        // Bystanders that are waited for may ask who listens.
+        // Bystanders may ask who listens while others are waited for.
         drop(active);
         HERE.set(Some(observer));
         shim::find_dead();
