@@ -351,6 +351,17 @@ fn what_goes_past_the_dispatcher_keeps_every_bit() {
 }
 
 #[test]
+fn what_is_shared_between_iterations_stays() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let run = |budget: &str| ground.start("lent.py", &format!("--device {device} {budget}"), &[]).end().unwrap();
+        let (untouched, within) = (run(""), run("--budget 3.6MB"));
+        assert_eq!(within["read"], untouched["read"], "{device}");
+        assert!(within["evictions"].as_u64() > Some(20), "{device}: little was away: {}", within["evictions"]);
+    }
+}
+
+#[test]
 fn a_job_of_several_streams_keeps_every_bit() {
     let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
     let reports = ground.reports_within_budget("cuda", "--streams", ["", "--policy dtr", "--policy capuchin"]);

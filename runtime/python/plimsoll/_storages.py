@@ -61,17 +61,19 @@ def _write_record_announced(writer, name, data, *how):
 
 
 def _is_plain(tensor):
-    """Whether an iteration is under way, and the tensor is an ordinary one that has bytes."""
-    return _intercepted.is_under_way() and tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda)
+    """Whether it is an ordinary one that has bytes."""
+    return tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda)
 
 
 def _lend(tensor):
+    # Between iterations, too: it is shared when the next one begins.
     if _is_plain(tensor):
         torch.ops.plimsoll.lend(tensor.untyped_storage())
 
 
 def _to_list_announced(tensor):
-    with _reading(tensor.untyped_storage()) if _is_plain(tensor) else contextlib.nullcontext():
+    is_read = _intercepted.is_under_way() and _is_plain(tensor)
+    with _reading(tensor.untyped_storage()) if is_read else contextlib.nullcontext():
         return _to_list(tensor)
 
 

@@ -185,6 +185,7 @@ impl Driver {
     /// Starts an iteration; `leader` is the program that it is expected to be.
     pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
         self.absorb_deaths()?;
+        self.residency.lock_lent();
         self.is_prelude = wanted.is_prelude;
         self.is_strict = wanted.strictly;
         self.expected = wanted.expected;

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace plimsoll {
 namespace {
@@ -272,6 +273,7 @@ void Entries::clear(PlimsollEntry entry, Entry& kept) {
   if (std::exchange(kept.is_listed, false)) listed_.erase(storage);
   if (kept.extension && kept.extension->watched) watched_.fetch_sub(1, std::memory_order_relaxed);
   kept.extension.reset();
+  kept.is_lent = false;
   c10::raw::weak_intrusive_ptr::decref(storage);
   vacant_.push_back(entry);
 }
@@ -298,6 +300,23 @@ void Entries::watch(PlimsollEntry entry, const c10::StorageImpl& storage) {
   auto& watched = extension(entry).watched;
   if (!watched) watched_.fetch_add(1, std::memory_order_relaxed);
   watched = held;
+}
+
+void Entries::lend(c10::StorageImpl* storage) {
+  if (!owner_of(storage->data_ptr()) || storage->nbytes() == 0) return;
+  PlimsollEntry entry = see(storage).entry;
+  Guard guard(mutex_);
+  if (std::exchange(at(entry).is_lent, true)) return;
+  lent_.push_back(entry);
+  has_lent_.store(true, std::memory_order_relaxed);
+}
+
+std::vector<PlimsollEntry> Entries::take_lent() {
+  Guard guard(mutex_);
+  std::vector<PlimsollEntry> lent = std::move(lent_);
+  lent_.clear();
+  lent.erase(std::remove_if(lent.begin(), lent.end(), [&](PlimsollEntry entry) { return !slot(entry).is_lent; }), lent.end());
+  return lent;
 }
 
 bool Entries::is_watched(PlimsollEntry entry) {

@@ -76,6 +76,12 @@ class Entries {
     return watched_.load(std::memory_order_relaxed) > 0 && has_changed_if_watched(entry, storage, ends_watch);
   }
 
+  // Somebody has the address of its bytes from now on, which are ours; whatever thread says so, and whether anybody listens or not.
+  void lend(c10::StorageImpl* storage);
+  bool is_lent(PlimsollEntry entry) const { return has_lent_.load(std::memory_order_relaxed) && slot(entry).is_lent; }
+  // Those of which this was said since the last call, and that are alive.
+  std::vector<PlimsollEntry> take_lent();
+
   // Whether it is watched, and another thread may take its bytes away.
   bool is_watched_by_several(PlimsollEntry entry) {
     return watched_.load(std::memory_order_relaxed) > 0 && are_moved_in_several_threads_.load(std::memory_order_relaxed) &&
@@ -111,6 +117,7 @@ class Entries {
     std::atomic<c10::StorageImpl*> storage{nullptr};  // a weak reference; null where the number is free
     std::unique_ptr<Extension> extension;
     bool is_listed = false;  // in `listed_`
+    bool is_lent = false;
   };
 
   static constexpr size_t kChunk = 1024;
@@ -139,6 +146,8 @@ class Entries {
   std::vector<c10::StorageImpl*> borrowed_;  // once for each operator of a bystander's
   // Storages whose bytes have no header of ours: foreign ones, and empty ones.
   std::unordered_map<c10::StorageImpl*, PlimsollEntry> listed_;
+  std::vector<PlimsollEntry> lent_;
+  std::atomic<bool> has_lent_{false};
   std::atomic<size_t> watched_{0};
   std::atomic<bool> are_moved_in_several_threads_{false};
   ShortLock freed_mutex_;

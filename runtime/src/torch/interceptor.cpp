@@ -1,6 +1,7 @@
 #include "interceptor.h"
 
 #include "call.h"
+#include "entries.h"
 #include "lists.h"
 #include "operators.h"
 #include "unboxed.h"
@@ -180,9 +181,10 @@ at::Scalar local_scalar_dense(c10::DispatchKeySet keys, const at::Tensor& tensor
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), tensor);
 }
 
-// What no operator does is announced: the bytes of a storage are about to be replaced; they are about to be read by their
-// address; or whenever somebody likes, who shares them from then on.
+// What no operator does is announced: the bytes of a storage are about to be replaced; or they are about to be read by their address.
 void announce(const at::Storage&) {}
+// Or whenever somebody likes, who shares them from then on.
+void lend_storage(const at::Storage& storage) { entries().lend(storage.unsafeGetStorageImpl()); }
 // It has got others.
 at::Storage replaced(const at::Storage& storage) { return storage; }
 
@@ -201,7 +203,7 @@ TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
   library.impl("replaces", &announce);
   library.impl("replaced", &replaced);
   library.impl("read", &announce);
-  library.impl("lend", &announce);
+  library.impl("lend", &lend_storage);
   library.impl("touch", &touch);
 }
 TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }

@@ -42,7 +42,7 @@ impl Job {
 struct Frame {
     version: VersionId,
     maker: Option<MakerId>,
-    /// Storages that its maker reads.
+    /// Storages that its maker reads, as [`Residency::begin_await`] told them.
     awaited: Vec<(Entry, u64)>,
     /// What was made for its maker, and is kept until that has run. What else stands beside the program may go when bytes
     /// run out, and is then made for it.

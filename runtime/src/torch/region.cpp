@@ -53,11 +53,12 @@ void enter(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::j
   const auto& name = arguments[count - 1].toStringRef();
   // A dispatch mode that it runs in is not there when it runs again.
   keys = (keys & kBelowInterceptor).remove(c10::DispatchKey::Python);
-  regions.emplace_back();
+  std::unique_ptr<Region> region;
   if (is_intercepted()) {
     const auto& facts = facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""));
-    regions.back() = std::make_unique<Region>(facts, keys, arguments);
+    region = std::make_unique<Region>(facts, keys, arguments);
   }
+  regions.push_back(std::move(region));
   torch::jit::drop(*stack, count);
 }
 

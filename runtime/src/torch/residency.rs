@@ -351,11 +351,11 @@ impl Residency {
             if self.get(entry).is_none() || self.freed.contains(&entry) {
                 return Ok(true);
             }
-            // That thread is about to say so, once it may go on.
+            // That thread is about to say so.
             if !shim::has_died(entry) || started.elapsed() > DYING {
                 return Ok(false);
             }
-            shim::without_python(std::thread::yield_now);
+            std::thread::yield_now();
         }
     }
 
@@ -668,6 +668,16 @@ impl Residency {
         for access in accesses.iter().filter(|access| access.is_locked()) {
             if let Ok(live) = self.live_mut(access.entry) {
                 live.locked = live.locked.or(access.locked());
+            }
+        }
+    }
+
+    /// What was lent while nobody listened stays from now on.
+    pub(crate) fn lock_lent(&mut self) {
+        for (entry, locked) in shim::take_lent() {
+            // What is not known yet is said to be locked when it is first used.
+            if let Ok(live) = self.live_mut(entry) {
+                live.locked = live.locked.or(Some(locked));
             }
         }
     }

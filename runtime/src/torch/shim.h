@@ -106,7 +106,7 @@ uint32_t plimsoll_phase(void);
 // How much autograd has recorded of this thread: more than before where it records the operator that is about to run.
 uint64_t plimsoll_recorded(void);
 // Switches interception on or off for this thread, and for the autograd threads that work for it. One thread at a time. Where it comes
-// on, waits for operators of bystanders that have begun before.
+// on, waits for operators that bystanders have begun unheard.
 void plimsoll_intercept(int32_t on);
 // This thread, and the autograd threads that work for it, are bystanders from now on, while it is not intercepted.
 void plimsoll_stand_by(void);
@@ -153,6 +153,8 @@ void plimsoll_autocast(int32_t on_cuda, int32_t on);
 // numbers stay taken until plimsoll_forget().
 size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity);
 void plimsoll_forget(PlimsollEntry entry);
+// Calls back with every storage whose address somebody has asked for since the last call, and why it may not be evicted any more.
+void plimsoll_take_lent(void* context, void (*lent)(void* context, PlimsollEntry entry, const char* locked));
 // The entry of a tensor's storage, or 0 where no intercepted operator has seen it. `tensor` is an at::Tensor*.
 PlimsollEntry plimsoll_entry_of(const void* tensor);
 

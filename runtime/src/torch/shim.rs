@@ -259,6 +259,7 @@ unsafe extern "C" {
     fn plimsoll_set_piece(bytes: u64);
     fn plimsoll_take_freed(out: *mut Entry, capacity: usize) -> usize;
     fn plimsoll_forget(entry: Entry);
+    fn plimsoll_take_lent(context: *mut c_void, lent: extern "C" fn(*mut c_void, Entry, *const c_char));
     fn plimsoll_entry_of(tensor: *const c_void) -> u32;
     fn plimsoll_is_filled(entry: Entry, ends_watch: i32, filled: *mut i32) -> i32;
     fn plimsoll_park(entry: Entry, bytes: *mut *mut c_void) -> i32;
@@ -408,7 +409,7 @@ pub(crate) fn after_fork() {
     unsafe { plimsoll_after_fork() }
 }
 
-/// Switches interception of this thread on or off. Where it comes on, operators of bystanders that have begun before are over.
+/// Switches interception of this thread on or off. Where it comes on, operators that bystanders have begun unheard are over.
 pub(crate) fn intercept(on: bool) {
     // SAFETY: sets flags of this thread, and waits for others that wait for nobody.
     unsafe { plimsoll_intercept(i32::from(on)) }
@@ -537,6 +538,19 @@ pub(crate) fn take_freed(into: &mut Vec<Entry>) {
             return;
         }
     }
+}
+
+/// The storages whose address somebody has asked for since the last call, with why they may not be evicted any more.
+pub(crate) fn take_lent() -> Vec<(Entry, &'static str)> {
+    extern "C" fn add(context: *mut c_void, entry: Entry, locked: *const c_char) {
+        // SAFETY: the shim hands back what it was given, and a string literal.
+        let (lent, locked) = unsafe { (&mut *context.cast::<Vec<_>>(), literal(locked)) };
+        lent.extend(locked.map(|locked| (entry, locked)));
+    }
+    let mut lent: Vec<(Entry, &'static str)> = Vec::new();
+    // SAFETY: it calls back before it returns.
+    unsafe { plimsoll_take_lent((&raw mut lent).cast(), add) };
+    lent
 }
 
 pub(crate) fn forget(entry: Entry) {
