@@ -7,6 +7,7 @@ import torch
 from . import _intercepted
 
 _resize, _get_item = torch.UntypedStorage.resize_, torch.UntypedStorage.__getitem__
+_share_cuda = torch.UntypedStorage._share_cuda_
 _write_file = torch.UntypedStorage._write_file
 _write_record = torch._C.PyTorchFileWriter.write_record
 _to_list, _to_numpy, _to_dlpack = torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__dlpack__
@@ -28,6 +29,12 @@ def _get_item_announced(storage, place):
     if isinstance(place, slice) and storage.nbytes() > 0:
         torch.ops.plimsoll.lend(storage)
     return _get_item(storage, place)
+
+
+def _share_cuda_announced(storage, *how):
+    # With other processes.
+    torch.ops.plimsoll.lend(storage)
+    return _share_cuda(storage, *how)
 
 
 @contextlib.contextmanager
@@ -120,6 +127,7 @@ def _held_by_exported(program):
 
 torch.UntypedStorage.resize_ = _resize_announced
 torch.UntypedStorage.__getitem__ = _get_item_announced
+torch.UntypedStorage._share_cuda_ = _share_cuda_announced
 torch.UntypedStorage._write_file = _write_file_announced
 torch._C.PyTorchFileWriter.write_record = _write_record_announced
 torch.Tensor.tolist = _to_list_announced
