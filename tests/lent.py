@@ -1,4 +1,5 @@
-"""A job that shares the memory of its weights with others between two iterations: they write there, and read what it has learned.
+"""A job that shares the memory of its weights with others between two iterations: they write there, and read what it has learned. And
+within each what others have been made of, and is written then.
 
 Prints as JSON what the others have read, and how often something was evicted."""
 
@@ -7,6 +8,17 @@ import contextlib
 import json
 
 import torch
+
+
+def write_after_use(device):
+    """What was made before is none the wiser."""
+    written = torch.ones(256, 256, device=device) * 2
+    made = [written + number for number in range(8)]
+    torch.from_dlpack(written).add_(1)
+    # They give way to others.
+    del written
+    others = [torch.ones(256, 256, device=device) * number for number in range(8)]
+    return [one.double().sum().item() for one in made + others]
 
 
 def step(weights):
@@ -35,6 +47,7 @@ def main():
     shared, read = [], []
     for iteration in range(8):
         with runtime.iteration() if runtime else contextlib.nullcontext():
+            read.append(write_after_use(asked.device))
             step(weights)
         if iteration == 2:
             shared = [torch.from_dlpack(weight.detach()) for weight in weights]

@@ -200,7 +200,11 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     // Nobody tells when its owner changes it, or when it is gone: a batch on the host that goes to another device.
     not_replayable_ = "uses memory that libtorch's allocator did not give out";
   }
-  if (C10_UNLIKELY(entries().is_lent(entry)) && !locked) locked = kLent;
+  if (C10_UNLIKELY(entries().is_lent(entry))) {
+    if (!locked) locked = kLent;
+    // As of what is foreign, nobody tells when it is written.
+    not_replayable_ = "uses memory that is shared by its address";
+  }
   // What another thread may take away this moment is looked at once it is held.
   bool is_away = is_absent(storage->data_ptr()) || entries().is_watched_by_several(entry);
   uint32_t filled = is_away                                        ? PLIMSOLL_WAS_AWAY

@@ -183,7 +183,7 @@ at::Scalar local_scalar_dense(c10::DispatchKeySet keys, const at::Tensor& tensor
 
 // What no operator does is announced: the bytes of a storage are about to be replaced; or they are about to be read by their address.
 void announce(const at::Storage&) {}
-// Or whenever somebody likes, who shares them from then on.
+// Or they are, and written, whenever somebody likes, who shares them from then on.
 void lend_storage(const at::Storage& storage) { entries().lend(storage.unsafeGetStorageImpl()); }
 // It has got others.
 at::Storage replaced(const at::Storage& storage) { return storage; }
@@ -196,7 +196,7 @@ TORCH_LIBRARY(plimsoll, library) {
   library.def("replaces(Storage(a!) storage) -> ()");
   library.def("replaced(Storage storage) -> Storage");
   library.def("read(Storage storage) -> ()");
-  library.def("lend(Storage storage) -> ()");
+  library.def("lend(Storage(a!) storage) -> ()");
   library.def("touch(Tensor[] read, Tensor[] written) -> ()");
 }
 TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {

@@ -104,9 +104,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   if (bare == "replaced") locks = "changes its size";
   // It was said of the block that it has now.
   if (bare == "record_stream") locks = "another stream may use it yet when it is let go of";
-  bool lends = space == "plimsoll" && bare == "lend";
-  if (lends) locks = kLent;
-  reads_storage = lends || (space == "plimsoll" && bare == "read");
+  if (space == "plimsoll" && bare == "lend") locks = kLent;
+  reads_storage = space == "plimsoll" && bare == "read";
   auto hidden_write = kUndeclaredWrites.find(bare);
   bool opaque = false, takes_storage = false, by_place = space == "aten" && works_by_place(schema, bare);
   for (size_t index = 0; index < schema.arguments().size(); ++index) {

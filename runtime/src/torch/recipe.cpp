@@ -314,7 +314,16 @@ struct ThreadCount {
   bool changed;
 };
 
-// The generator as it was, for the length of a rerun.
+// Another generator, in the state that one had.
+at::Generator as_it_was(const c10::IValue* generator_and_state) {
+  Uncounted uncounted;
+  at::Generator another = generator_and_state[0].toGenerator().clone();
+  std::lock_guard<std::mutex> lock(another.mutex());
+  another.set_state(generator_and_state[1].toTensor());
+  return another;
+}
+
+// The generator as it was, for the length of a rerun of what takes no other.
 struct GeneratorRewound {
   explicit GeneratorRewound(const c10::IValue* generator_and_state) {
     if (!generator_and_state) return;
@@ -432,7 +441,10 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);
     c10::AutoGradMode grad_guard(grad_mode_);
     ThreadCount threads_guard(threads_);
-    GeneratorRewound generator_guard(has_generator_ ? value_begin() + value_count_ - 2 : nullptr);
+    const c10::IValue* generator = has_generator_ ? value_begin() + value_count_ - 2 : nullptr;
+    bool takes_another = generator && facts_->generator_argument >= 0;
+    if (takes_another) stack[facts_->generator_argument] = as_it_was(generator);
+    GeneratorRewound generator_guard(takes_another ? nullptr : generator);
     try {
       facts_->handle.redispatchBoxed(keys_, &stack);
     } catch (...) {
