@@ -419,8 +419,8 @@ impl Program {
             // threads made, which stays.
             let peak_bytes = latest.peak_bytes;
             let has_failed = faults.happened() > failed_before;
-            let can_swap = actions.swap && mode != Mode::Beside;
-            if can_swap && !has_failed && peak_bytes > budget_bytes.max(resident_bytes) {
+            let can_give_way = actions.swap && mode != Mode::Beside;
+            if can_give_way && !has_failed && peak_bytes > budget_bytes.max(resident_bytes) {
                 return Err(format!("{what}: {peak_bytes} after iteration {iteration}, then {resident_bytes}"));
             }
             tally.followed += usize::from(latest.followed);
