@@ -8,13 +8,13 @@ _start = threading.Thread.start
 
 
 def _start_standing_by(thread):
-    own = {name: run for name, run in thread.__dict__.items() if name == "run"}
-    run = thread.run
+    run, is_its_own = thread.run, "run" in vars(thread)
 
     def give_back_run():
         # What stands there now would keep its thread alive.
-        thread.__dict__.pop("run", None)
-        thread.__dict__.update(own)
+        del thread.run
+        if is_its_own:
+            thread.run = run
 
     def stand_by_and_run():
         give_back_run()

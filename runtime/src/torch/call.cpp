@@ -54,8 +54,7 @@ int32_t Call::ask() {
     return 0;
   }
   note_stream();
-  find_accesses();
-  event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
+  describe();
   int32_t answer = callbacks.before(&event_);
   TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
   return answer;
@@ -63,20 +62,24 @@ int32_t Call::ask() {
 
 void Call::ask_for_bystander() {
   note_stream();
-  // Who has listened may have stopped when it is asked.
-  for (bool is_found = false; !beside_->is_known && !beside_->unheard.begin(); is_found = true) {
+  if (!beside_->unheard.begin()) {
     beside_->is_heard = true;
-    if (!is_found) find_accesses();
-    if (accesses_.empty()) return;
-    event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
-    WithoutPython others_go_on;
-    OnCountedDevice device_guard;
-    int32_t answer = callbacks.before_bystander(&event_);
-    TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
-    beside_->is_known = answer > 0;
+    describe();
+    // Who has listened may have stopped when it is told.
+    while (!accesses_.empty() && !tell_of_bystander() && !beside_->unheard.begin()) {
+    }
   }
   // One that waits for other processes may wait for what an iteration is yet to do.
   if (facts_.locks) beside_->unheard.end();
+}
+
+bool Call::tell_of_bystander() {
+  WithoutPython others_go_on;
+  OnCountedDevice device_guard;
+  int32_t answer = callbacks.before_bystander(&event_);
+  TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
+  beside_->is_known = answer > 0;
+  return beside_->is_known;
 }
 
 void Call::begin() {
@@ -127,6 +130,11 @@ void Call::end_for_bystander() {
     callbacks.after_bystander(&event_);
   }
   beside_ = nullptr;
+}
+
+void Call::describe() {
+  find_accesses();
+  event_ = {facts_.name, not_replayable_, accesses_.data(), accesses_.size(), nullptr, 0, nullptr, 0, 0, 0};
 }
 
 void Call::find_accesses() {
@@ -200,8 +208,8 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     // Nobody tells when its owner changes it, or when it is gone: a batch on the host that goes to another device.
     not_replayable_ = "uses memory that libtorch's allocator did not give out";
   }
-  if (C10_UNLIKELY(entries().is_lent(entry))) {
-    if (!locked) locked = kLent;
+  if (const char* lent = entries().lent(entry); C10_UNLIKELY(lent != nullptr)) {
+    if (!locked) locked = lent;
     // As of what is foreign, nobody tells when it is written.
     not_replayable_ = "uses memory that is shared by its address";
   }

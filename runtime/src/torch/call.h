@@ -94,8 +94,12 @@ class Call {
   // What Rust wants of it: the sum of PlimsollWish.
   int32_t ask();
   void ask_for_bystander();
+  // Whether there was anybody to tell.
+  bool tell_of_bystander();
   void begin();
   void end_for_bystander();
+  // What Rust is told of it before it runs.
+  void describe();
   void find_accesses();
   void access(c10::StorageImpl* storage, uint32_t mode, const char* locked);
   uint32_t mode_of(c10::TensorImpl* tensor, const Argument& argument);

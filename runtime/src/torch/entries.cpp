@@ -106,9 +106,8 @@ Entries::Seen Entries::see(c10::StorageImpl* storage) {
   bool is_foreign = !owner && storage->nbytes() > 0;
   if (PlimsollEntry number = named(owner, storage)) return {number, is_foreign};
   if (!lock) lock.lock();
-  if (is_unknown(storage)) return {add(storage, true), is_foreign};
-  auto found = listed_.find(storage);
-  return {found == listed_.end() ? add(storage, true) : found->second, is_foreign};
+  PlimsollEntry number = find_without_header(storage);
+  return {number ? number : add(storage, true), is_foreign};
 }
 
 void Entries::lock_unborrowed(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage) {
@@ -129,7 +128,11 @@ PlimsollEntry Entries::find(c10::StorageImpl* storage) {
 }
 
 PlimsollEntry Entries::find_with_lock(c10::StorageImpl* storage) {
-  if (PlimsollEntry number = named(owner_of(storage->data_ptr()), storage)) return number;
+  PlimsollEntry number = named(owner_of(storage->data_ptr()), storage);
+  return number ? number : find_without_header(storage);
+}
+
+PlimsollEntry Entries::find_without_header(c10::StorageImpl* storage) {
   if (is_unknown(storage)) return 0;
   auto found = listed_.find(storage);
   return found == listed_.end() ? 0 : found->second;
@@ -306,17 +309,8 @@ void Entries::lend(c10::StorageImpl* storage) {
   if (!owner_of(storage->data_ptr()) || storage->nbytes() == 0) return;
   PlimsollEntry entry = see(storage).entry;
   Guard guard(mutex_);
-  if (std::exchange(at(entry).is_lent, true)) return;
-  lent_.push_back(entry);
+  at(entry).is_lent = true;
   has_lent_.store(true, std::memory_order_relaxed);
-}
-
-std::vector<PlimsollEntry> Entries::take_lent() {
-  Guard guard(mutex_);
-  std::vector<PlimsollEntry> lent = std::move(lent_);
-  lent_.clear();
-  lent.erase(std::remove_if(lent.begin(), lent.end(), [&](PlimsollEntry entry) { return !slot(entry).is_lent; }), lent.end());
-  return lent;
 }
 
 bool Entries::is_watched(PlimsollEntry entry) {

@@ -34,6 +34,9 @@ class ShortLock {
   std::atomic<bool> taken_{false};
 };
 
+// Why a storage stays that somebody has the address of.
+constexpr const char* kLent = "shared with others, by its address";
+
 class Entries {
  public:
   // The entry of a storage, made where there is none, and whether its bytes are somebody else's: one that was resized to none has
@@ -78,9 +81,10 @@ class Entries {
 
   // Somebody has the address of its bytes from now on, which are ours; whatever thread says so, and whether anybody listens or not.
   void lend(c10::StorageImpl* storage);
-  bool is_lent(PlimsollEntry entry) const { return has_lent_.load(std::memory_order_relaxed) && slot(entry).is_lent; }
-  // Those of which this was said since the last call, and that are alive.
-  std::vector<PlimsollEntry> take_lent();
+  // Why it stays then; null of any other.
+  const char* lent(PlimsollEntry entry) const {
+    return has_lent_.load(std::memory_order_relaxed) && slot(entry).is_lent ? kLent : nullptr;
+  }
 
   // Whether it is watched, and another thread may take its bytes away.
   bool is_watched_by_several(PlimsollEntry entry) {
@@ -132,7 +136,9 @@ class Entries {
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
   PlimsollEntry next_number();
   void clear(PlimsollEntry entry, Entry& kept);
+  // With the lock held.
   PlimsollEntry find_with_lock(c10::StorageImpl* storage);
+  PlimsollEntry find_without_header(c10::StorageImpl* storage);
   // Takes the lock while nobody has borrowed the storage.
   void lock_unborrowed(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage);
   bool is_watched(PlimsollEntry entry);
@@ -146,7 +152,6 @@ class Entries {
   std::vector<c10::StorageImpl*> borrowed_;  // once for each operator of a bystander's
   // Storages whose bytes have no header of ours: foreign ones, and empty ones.
   std::unordered_map<c10::StorageImpl*, PlimsollEntry> listed_;
-  std::vector<PlimsollEntry> lent_;
   std::atomic<bool> has_lent_{false};
   std::atomic<size_t> watched_{0};
   std::atomic<bool> are_moved_in_several_threads_{false};

@@ -1,5 +1,7 @@
 #include "operators.h"
 
+#include "entries.h"
+
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>

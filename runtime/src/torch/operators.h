@@ -23,9 +23,6 @@ struct Argument {
   bool is_optional = false;
 };
 
-// Why a storage stays that somebody has the address of.
-constexpr const char* kLent = "shared with others, by its address";
-
 struct OperatorFacts {
   c10::OperatorHandle handle;
   uint32_t name = 0;

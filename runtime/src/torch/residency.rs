@@ -275,21 +275,23 @@ impl Residency {
             self.live.resize_with(index + 1, || None);
         }
         let last_use_ns = self.clock_ns;
-        self.storages += u64::from(self.live[index].is_none());
-        let serial = self.storages;
-        self.live[index].get_or_insert_with(|| Live {
-            bytes,
-            locked,
-            place: Place::Resident,
-            copy: None,
-            version: None,
-            users: 0,
-            awaited: 0,
-            serial,
-            is_left_away: false,
-            filled_at: None,
-            is_gradient: false,
-            last_use_ns,
+        let storages = &mut self.storages;
+        self.live[index].get_or_insert_with(|| {
+            *storages += 1;
+            Live {
+                bytes,
+                locked,
+                place: Place::Resident,
+                copy: None,
+                version: None,
+                users: 0,
+                awaited: 0,
+                serial: *storages,
+                is_left_away: false,
+                filled_at: None,
+                is_gradient: false,
+                last_use_ns,
+            }
         })
     }
 
@@ -674,10 +676,10 @@ impl Residency {
 
     /// What was lent while nobody listened stays from now on.
     pub(crate) fn lock_lent(&mut self) {
-        for (entry, locked) in shim::take_lent() {
-            // What is not known yet is said to be locked when it is first used.
-            if let Ok(live) = self.live_mut(entry) {
-                live.locked = live.locked.or(Some(locked));
+        // What is not known yet is said to be locked when it is first used.
+        for (index, live) in self.live.iter_mut().enumerate() {
+            if let Some(live) = live {
+                live.locked = live.locked.or_else(|| shim::lent(Entry::at(index)));
             }
         }
     }

@@ -149,9 +149,7 @@ int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, si
 }
 
 size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) { return entries().take_freed(out, capacity); }
-void plimsoll_take_lent(void* context, void (*lent)(void* context, PlimsollEntry entry, const char* locked)) {
-  for (PlimsollEntry entry : entries().take_lent()) lent(context, entry, kLent);
-}
+const char* plimsoll_lent(PlimsollEntry entry) { return entries().lent(entry); }
 void plimsoll_forget(PlimsollEntry entry) {
   Ours ours;
   try {

@@ -153,8 +153,8 @@ void plimsoll_autocast(int32_t on_cuda, int32_t on);
 // numbers stay taken until plimsoll_forget().
 size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity);
 void plimsoll_forget(PlimsollEntry entry);
-// Calls back with every storage whose address somebody has asked for since the last call, and why it may not be evicted any more.
-void plimsoll_take_lent(void* context, void (*lent)(void* context, PlimsollEntry entry, const char* locked));
+// Why a storage may not be evicted any more whose address somebody has asked for; null of any other.
+const char* plimsoll_lent(PlimsollEntry entry);
 // The entry of a tensor's storage, or 0 where no intercepted operator has seen it. `tensor` is an at::Tensor*.
 PlimsollEntry plimsoll_entry_of(const void* tensor);
 

@@ -259,7 +259,7 @@ unsafe extern "C" {
     fn plimsoll_set_piece(bytes: u64);
     fn plimsoll_take_freed(out: *mut Entry, capacity: usize) -> usize;
     fn plimsoll_forget(entry: Entry);
-    fn plimsoll_take_lent(context: *mut c_void, lent: extern "C" fn(*mut c_void, Entry, *const c_char));
+    fn plimsoll_lent(entry: Entry) -> *const c_char;
     fn plimsoll_entry_of(tensor: *const c_void) -> u32;
     fn plimsoll_is_filled(entry: Entry, ends_watch: i32, filled: *mut i32) -> i32;
     fn plimsoll_park(entry: Entry, bytes: *mut *mut c_void) -> i32;
@@ -540,17 +540,10 @@ pub(crate) fn take_freed(into: &mut Vec<Entry>) {
     }
 }
 
-/// The storages whose address somebody has asked for since the last call, with why they may not be evicted any more.
-pub(crate) fn take_lent() -> Vec<(Entry, &'static str)> {
-    extern "C" fn add(context: *mut c_void, entry: Entry, locked: *const c_char) {
-        // SAFETY: the shim hands back what it was given, and a string literal.
-        let (lent, locked) = unsafe { (&mut *context.cast::<Vec<_>>(), literal(locked)) };
-        lent.extend(locked.map(|locked| (entry, locked)));
-    }
-    let mut lent: Vec<(Entry, &'static str)> = Vec::new();
-    // SAFETY: it calls back before it returns.
-    unsafe { plimsoll_take_lent((&raw mut lent).cast(), add) };
-    lent
+/// Why a storage may not be evicted any more, if somebody has asked for its address.
+pub(crate) fn lent(entry: Entry) -> Option<&'static str> {
+    // SAFETY: the shim looks at what it has under any number that it gave, and gives null or a string literal.
+    unsafe { literal(plimsoll_lent(entry)) }
 }
 
 pub(crate) fn forget(entry: Entry) {
