@@ -64,13 +64,13 @@ pub struct PpoConfig {
 impl Default for PpoConfig {
     fn default() -> Self {
         PpoConfig {
-            updates: 200,
-            instances_per_update: 8,
+            updates: 100,
+            instances_per_update: 16,
             episodes_per_instance: 4,
             hidden: 32,
             critic_hidden: 32,
             normaliser_updates: 5,
-            learning_rate: 1e-3,
+            learning_rate: 3e-3,
             anneal_learning_rate: true,
             discount: 1.0,
             gae_lambda: 0.95,
@@ -79,7 +79,7 @@ impl Default for PpoConfig {
             normalise_advantages: true,
             clip: 0.2,
             value_coefficient: 0.5,
-            entropy_coefficient: 0.003,
+            entropy_coefficient: 0.001,
             gradient_norm_max: 0.5,
             target_kl: 0.03,
         }
@@ -103,10 +103,14 @@ pub(crate) fn require(key: &'static str, holds: bool, expected: &'static str, fo
     if holds { Ok(()) } else { Err(ConfigError { key, expected, found }) }
 }
 
-/// Refuses the first of `counts` that is none.
+/// Refuses the first of `counts` that is none, or more than any training has.
 pub(crate) fn require_counts(counts: &[(&'static str, usize)]) -> Result<(), ConfigError> {
-    counts.iter().try_for_each(|&(key, count)| require(key, count >= 1, "at least 1", count as f64))
+    let holds = |count| (1..=COUNT_MAX).contains(&count);
+    counts.iter().try_for_each(|&(key, count)| require(key, holds(count), "between 1 and a million", count as f64))
 }
+
+/// The most of anything that is counted: far beyond any training.
+const COUNT_MAX: usize = 1_000_000;
 
 /// Refuses the first of `values` that is not finite and above 0.
 pub(crate) fn require_positive(values: &[(&'static str, f64)]) -> Result<(), ConfigError> {
@@ -183,7 +187,7 @@ mod tests {
     fn the_defaults_are_valid_and_what_is_not_is_named() {
         PpoConfig::default().validate().unwrap();
         let error = PpoConfig { minibatches: 0, ..PpoConfig::default() }.validate().unwrap_err();
-        assert_eq!(error.to_string(), "minibatches is 0, expected at least 1");
+        assert_eq!(error.to_string(), "minibatches is 0, expected between 1 and a million");
         let error = PpoConfig { discount: 1.5, ..PpoConfig::default() }.validate().unwrap_err();
         assert_eq!(error.to_string(), "discount is 1.5, expected 0 to 1");
         let error = PpoConfig { clip: f64::NAN, ..PpoConfig::default() }.validate().unwrap_err();

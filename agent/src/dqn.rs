@@ -32,7 +32,7 @@ use crate::config::{
 };
 use crate::export::network_weights;
 use crate::gradients::{Diverged, SHARD_TRANSITIONS, clip_norm, of_shards};
-use crate::learner::{Best, Episodes, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::learner::{Episodes, Learner, LearnsFrom, Progress, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
 use crate::rollout::{Sampler, choice, each_instance};
 use crate::seeds::{Stream, generator, reset_seed};
@@ -444,8 +444,12 @@ impl Learner for Dqn {
         self.header.config.updates
     }
 
-    fn updates_done(&self) -> usize {
-        self.header.progress.updates
+    fn progress(&self) -> &Progress {
+        &self.header.progress
+    }
+
+    fn progress_mut(&mut self) -> &mut Progress {
+        &mut self.header.progress
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {
@@ -458,14 +462,6 @@ impl Learner for Dqn {
 
     fn hide(&mut self, columns: &[usize]) {
         self.header.spread.hide(columns);
-    }
-
-    fn best(&self) -> Option<&Best> {
-        self.header.best.as_ref()
-    }
-
-    fn set_best(&mut self, best: Best) {
-        self.header.best = Some(best);
     }
 
     fn save(&self, path: &Path) -> Result<(), SavedStateError> {

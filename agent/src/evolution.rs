@@ -24,7 +24,7 @@ use crate::config::{
     ConfigError, Hyperparameters, annealed, require_counts, require_not_negative, require_positive, require_width,
 };
 use crate::export::network_weights;
-use crate::learner::{Best, Episodes, Learner, LearnsFrom, Progress, StartError, TrainError, UpdateReport};
+use crate::learner::{Episodes, Learner, LearnsFrom, Progress, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
 use crate::rollout::{Sampler, each_instance, play_greedily};
 use crate::seeds::{Stream, generator, reset_seed};
@@ -115,7 +115,6 @@ struct Course {
     #[serde(with = "bits")]
     second_moment: Vec<f64>,
     spread: FeatureSpread,
-    best: Option<Best>,
 }
 
 /// A saved run, with what it was begun with.
@@ -146,8 +145,7 @@ impl Evolution {
         let weights = network_weights(&actor, spread.normaliser()).expect("drawn weights are finite");
         let parameters = parameters(&weights);
         let (first_moment, second_moment) = (vec![0.0; parameters.len()], vec![0.0; parameters.len()]);
-        let course =
-            Course { progress: Progress::default(), parameters, first_moment, second_moment, spread, best: None };
+        let course = Course { progress: Progress::default(), parameters, first_moment, second_moment, spread };
         Ok(Evolution { config, seed, course })
     }
 
@@ -290,8 +288,12 @@ impl Learner for Evolution {
         self.config.updates
     }
 
-    fn updates_done(&self) -> usize {
-        self.course.progress.updates
+    fn progress(&self) -> &Progress {
+        &self.course.progress
+    }
+
+    fn progress_mut(&mut self) -> &mut Progress {
+        &mut self.course.progress
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {
@@ -307,14 +309,6 @@ impl Learner for Evolution {
 
     fn hide(&mut self, columns: &[usize]) {
         self.course.spread.hide(columns);
-    }
-
-    fn best(&self) -> Option<&Best> {
-        self.course.best.as_ref()
-    }
-
-    fn set_best(&mut self, best: Best) {
-        self.course.best = Some(best);
     }
 
     fn save(&self, path: &Path) -> Result<(), SavedStateError> {
@@ -406,7 +400,7 @@ mod tests {
         let mut resumed = Evolution::resume(&path, &config(), 7).unwrap();
         assert_eq!(resumed.course, interrupted.course);
         train(&mut resumed, 3, 2);
-        resumed.course.best = None;
+        resumed.course.progress.best = None;
         assert_eq!(resumed.course, straight.course);
 
         let refusal =

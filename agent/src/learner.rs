@@ -33,8 +33,6 @@ pub struct UpdateReport {
     pub episodes: usize,
     /// Transitions in them.
     pub transitions: usize,
-    /// Transitions since training began.
-    pub transitions_done: u64,
     /// Mean undiscounted return of the episodes, as the environment rewarded them.
     pub return_mean: f64,
     /// The highest of those returns.
@@ -72,11 +70,13 @@ impl Episodes {
 }
 
 /// How far a training run has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Progress {
+pub struct Progress {
     pub(crate) updates: usize,
-    pub(crate) transitions: u64,
+    pub(crate) best: Option<Best>,
+    /// What episodes are drawn from, by what tells it from others; none before that is known.
+    world: Option<String>,
 }
 
 impl Progress {
@@ -89,12 +89,10 @@ impl Progress {
     ) -> UpdateReport {
         let Episodes { returns, transitions } = episodes;
         self.updates += 1;
-        self.transitions += *transitions as u64;
         UpdateReport {
             updates_done: self.updates,
             episodes: returns.len(),
             transitions: *transitions,
-            transitions_done: self.transitions,
             return_mean: returns.iter().sum::<f64>() / returns.len() as f64,
             return_max: returns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             seconds: started.elapsed().as_secs_f64(),
@@ -136,6 +134,11 @@ pub enum StartError {
     NotValues,
 }
 
+/// A run that learned from other episodes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("was begun with other traces, machines, links or ranges: its updates say nothing of these")]
+pub struct OtherWorld;
+
 /// Learns one policy, update by update, and can stop and go on between any two of them.
 ///
 /// All of it follows from the hyperparameters, the seed and the environments: neither threads nor interruptions
@@ -147,8 +150,11 @@ pub trait Learner {
     /// Updates in the whole training run.
     fn updates(&self) -> usize;
 
-    /// Updates done.
-    fn updates_done(&self) -> usize;
+    /// How far it has come.
+    fn progress(&self) -> &Progress;
+
+    /// The same, to go further.
+    fn progress_mut(&mut self) -> &mut Progress;
 
     /// The policy network as it is now.
     fn weights(&self) -> Result<NetworkWeights, WeightsError>;
@@ -162,14 +168,27 @@ pub trait Learner {
     /// update.
     fn hide(&mut self, columns: &[usize]);
 
-    /// The best weights so far, if any were offered.
-    fn best(&self) -> Option<&Best>;
-
-    /// Keeps `best` as the best weights so far.
-    fn set_best(&mut self, best: Best);
-
     /// Saves the whole training state to one file, whole or not at all. A run resumed from it continues bit for bit.
     fn save(&self, path: &Path) -> Result<(), SavedStateError>;
+
+    /// Updates done.
+    fn updates_done(&self) -> usize {
+        self.progress().updates
+    }
+
+    /// The best weights so far, if any were offered.
+    fn best(&self) -> Option<&Best> {
+        self.progress().best.as_ref()
+    }
+
+    /// Says what episodes are drawn from, in any words that tell it from others. Fails where that was another before.
+    fn enter(&mut self, world: &str) -> Result<(), OtherWorld> {
+        match &mut self.progress_mut().world {
+            Some(entered) if entered != world => return Err(OtherWorld),
+            entered => *entered = Some(world.to_owned()),
+        }
+        Ok(())
+    }
 
     /// Whether all updates are done.
     fn is_finished(&self) -> bool {
@@ -182,7 +201,7 @@ pub trait Learner {
         let better = self.best().is_none_or(|best| validation_return > best.validation_return);
         if better && validation_return.is_finite() {
             let (updates_done, weights) = (self.updates_done(), self.weights()?);
-            self.set_best(Best { validation_return, updates_done, weights });
+            self.progress_mut().best = Some(Best { validation_return, updates_done, weights });
             return Ok(true);
         }
         Ok(false)

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::config::{ConfigError, Hyperparameters, annealed};
 use crate::export::network_weights;
 use crate::gradients::{Diverged, clip_norm, of_shards};
-use crate::learner::{Best, Episodes, Learner, StartError, TrainError, UpdateReport};
+use crate::learner::{Episodes, Learner, Progress, StartError, TrainError, UpdateReport};
 use crate::model::Actor;
 use crate::seeds::{Stream, generator};
 use crate::spread::FeatureSpread;
@@ -143,8 +143,12 @@ impl<M: Method> Learner for Student<M> {
         self.header.config.passes().updates
     }
 
-    fn updates_done(&self) -> usize {
-        self.header.progress.updates
+    fn progress(&self) -> &Progress {
+        &self.header.progress
+    }
+
+    fn progress_mut(&mut self) -> &mut Progress {
+        &mut self.header.progress
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {
@@ -159,14 +163,6 @@ impl<M: Method> Learner for Student<M> {
 
     fn hide(&mut self, columns: &[usize]) {
         self.header.spread.hide(columns);
-    }
-
-    fn best(&self) -> Option<&Best> {
-        self.header.best.as_ref()
-    }
-
-    fn set_best(&mut self, best: Best) {
-        self.header.best = Some(best);
     }
 
     fn save(&self, path: &Path) -> Result<(), SavedStateError> {

@@ -35,7 +35,7 @@ pub use config::{ConfigError, Hyperparameters, PpoConfig};
 pub use dqn::{Dqn, DqnConfig};
 pub use evolution::{Evolution, EvolutionConfig};
 pub use imitation::{Imitation, ImitationConfig};
-pub use learner::{Best, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+pub use learner::{Best, Learner, LearnsFrom, OtherWorld, Progress, StartError, TrainError, UpdateReport};
 pub use lessons::Student;
 pub use policy_iteration::{PolicyIteration, PolicyIterationConfig};
 pub use rollout::greedy_return;

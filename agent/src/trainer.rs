@@ -11,7 +11,7 @@ use plimsoll_runtime::network::{NetworkWeights, WeightsError};
 use crate::config::{ConfigError, Hyperparameters, PpoConfig};
 use crate::export::network_weights;
 use crate::gradients::Diverged;
-use crate::learner::{Best, Episodes, Learner, LearnsFrom, StartError, TrainError, UpdateReport};
+use crate::learner::{Episodes, Learner, LearnsFrom, Progress, StartError, TrainError, UpdateReport};
 use crate::model::{Actor, ActorCritic};
 use crate::ppo::{Update, explained_variance};
 use crate::rollout::{self, Episode};
@@ -103,8 +103,12 @@ impl Learner for Trainer {
         self.header.config.updates
     }
 
-    fn updates_done(&self) -> usize {
-        self.header.progress.updates
+    fn progress(&self) -> &Progress {
+        &self.header.progress
+    }
+
+    fn progress_mut(&mut self) -> &mut Progress {
+        &mut self.header.progress
     }
 
     fn weights(&self) -> Result<NetworkWeights, WeightsError> {
@@ -119,14 +123,6 @@ impl Learner for Trainer {
 
     fn hide(&mut self, columns: &[usize]) {
         self.header.spread.hide(columns);
-    }
-
-    fn best(&self) -> Option<&Best> {
-        self.header.best.as_ref()
-    }
-
-    fn set_best(&mut self, best: Best) {
-        self.header.best = Some(best);
     }
 
     fn save(&self, path: &Path) -> Result<(), SavedStateError> {
@@ -146,7 +142,14 @@ mod tests {
     use crate::toy::Toy;
 
     fn config() -> PpoConfig {
-        PpoConfig { updates: 30, hidden: 16, critic_hidden: 16, learning_rate: 3e-3, ..PpoConfig::default() }
+        PpoConfig {
+            updates: 30,
+            hidden: 16,
+            critic_hidden: 16,
+            instances_per_update: 8,
+            entropy_coefficient: 0.003,
+            ..PpoConfig::default()
+        }
     }
 
     fn toys(count: usize) -> Vec<Toy> {
@@ -230,7 +233,7 @@ mod tests {
         train(&mut resumed, 2, 2);
         assert_eq!(bits(&resumed), bits(&straight));
         assert_eq!(resumed.weights().unwrap(), straight.weights().unwrap());
-        assert_eq!(resumed.header.progress, straight.header.progress);
+        assert_eq!(resumed.updates_done(), straight.updates_done());
     }
 
     #[test]

@@ -23,11 +23,11 @@ use plimsoll_runtime::file::{FileError, FileKind, read_body, write_body};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::learner::{Best, Progress};
+use crate::learner::Progress;
 use crate::spread::FeatureSpread;
 
 /// The newest format that this build reads and writes.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// A training state that could not be saved, or could not be resumed from.
 #[derive(Debug, thiserror::Error)]
@@ -86,13 +86,12 @@ pub(crate) struct Header<C> {
     pub(crate) seed: u64,
     pub(crate) progress: Progress,
     pub(crate) spread: FeatureSpread,
-    pub(crate) best: Option<Best>,
 }
 
 impl<C> Header<C> {
     /// The header of a run before its first update.
     pub(crate) fn new(config: C, seed: u64) -> Self {
-        Header { config, seed, progress: Progress::default(), spread: FeatureSpread::new(), best: None }
+        Header { config, seed, progress: Progress::default(), spread: FeatureSpread::new() }
     }
 }
 

@@ -19,7 +19,7 @@ use plimsoll_env::Instance;
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{Executor, HostEngine, Session};
-use plimsoll_runtime::{ActionSet, Lineage, Link, Planned, Timeline};
+use plimsoll_runtime::{ActionSet, Lineage, Link, Planned};
 
 const TURNS: usize = 40;
 /// Shares of the keep-all peak that are tried, from the top.
@@ -77,10 +77,9 @@ fn best(instance: &Instance) -> Option<Planned> {
 }
 
 fn run(session: Session, workload: &mut dyn Workload, paced: Link, instance: &Instance, planned: &Planned) {
-    let Instance { trace, lineage, link, budget_bytes, .. } = instance;
-    let (schedule, prediction) = Timeline::new(trace, lineage, *link).schedule(&planned.plan, *budget_bytes);
+    let (prediction, budget_bytes) = (&planned.prediction, instance.budget_bytes);
     let engine = Box::new(HostEngine::new(Some(paced)));
-    let mut executor = Executor::new(session, trace, lineage, &planned.plan, schedule, engine);
+    let mut executor = Executor::new(session, &instance.problem(), &planned.plan, engine);
     executor.iteration(|| workload.iteration().unwrap()).unwrap();
     let (mut ratios, mut stall_ns, mut swapped_bytes) = (Ratios::default(), Vec::new(), 0);
     for _ in 0..TURNS {
@@ -90,7 +89,7 @@ fn run(session: Session, workload: &mut dyn Workload, paced: Link, instance: &In
         let swapped = Spent::by(|| report = Some(executor.iteration(|| workload.iteration().unwrap()).unwrap().1));
         let report = report.expect("the iteration has run");
         assert!(report.followed, "the plan is carried out: {:?}", report.deviation);
-        assert!(report.peak_bytes <= *budget_bytes, "the budget is held");
+        assert!(report.peak_bytes <= budget_bytes, "the budget is held");
         ratios.add(swapped, kept);
         stall_ns.push(report.stall_ns);
         swapped_bytes = report.offloaded_bytes;
@@ -100,8 +99,8 @@ fn run(session: Session, workload: &mut dyn Workload, paced: Link, instance: &In
         "    {:.0} GB/s: {:.1} MiB swapped out and back, peak {:.1} % of keep-all; predicted overhead {:.2} %, median stall {:.2} ms",
         paced.offload_bytes_per_s / 1e9,
         swapped_bytes as f64 / f64::from(1 << 20),
-        100.0 * prediction.peak_bytes as f64 / trace.peak_bytes as f64,
-        100.0 * instance.overhead(&prediction),
+        100.0 * prediction.peak_bytes as f64 / instance.trace.peak_bytes as f64,
+        100.0 * instance.overhead(prediction),
         stall_ns[TURNS / 2] as f64 / 1e6
     );
     ratios.print("swapping / keeping");

@@ -24,7 +24,7 @@ use paired::{Ratios, Spent, built, wanted};
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{Census, Executor, HostEngine, Session};
-use plimsoll_runtime::{Lineage, Link, Plan, Timeline, Trace};
+use plimsoll_runtime::{ActionSet, Lineage, Link, Plan, Problem, Trace};
 
 /// Turns, unless told.
 const TURNS: usize = 60;
@@ -76,8 +76,9 @@ fn counted(body: impl FnOnce()) {
 /// Carries out a schedule that keeps everything.
 fn keeper(session: Session, trace: &Trace, lineage: &Lineage) -> Executor {
     let plan = Plan::keep_all(lineage.windows().len());
-    let (schedule, _) = Timeline::new(trace, lineage, Link::symmetric(1e9, 0)).schedule(&plan, u64::MAX);
-    Executor::new(session, trace, lineage, &plan, schedule, Box::new(HostEngine::new(None)))
+    let tiers = Link::symmetric(1e9, 0).into();
+    let problem = Problem { trace, lineage, tiers, budget_bytes: u64::MAX, actions: ActionSet::ALL };
+    Executor::new(session, &problem, &plan, Box::new(HostEngine::new(None)))
 }
 
 fn measure(session: Session, name: &str, workload: &mut dyn Workload, turns: usize) {

@@ -26,6 +26,12 @@ pub use crate::workload::Family;
 use crate::workload::{Manner, ReadFamily, WorkloadConfig};
 use error::nearest;
 
+/// Standard deviations of the logarithm of an operator's cost beyond which sums of costs might not fit into 64 bits, nor
+/// anything be learned.
+const COST_NOISE_MAX: f64 = 2.0;
+/// The most members that are drawn: each is a loop to be recorded.
+const MEMBERS_MAX: usize = 10_000;
+
 /// What slow tiers are divided into.
 const PAGE_BYTES: u64 = plimsoll_runtime::torch::copy::PAGE_BYTES as u64;
 
@@ -355,8 +361,11 @@ impl Randomisation {
         require(key("budget_share"), share, "must be two shares between 0 and 1, the lesser first")?;
         let among = (0.0..=1.0).contains(&self.recompute_only);
         require(key("recompute_only"), among, "must be a share between 0 and 1")?;
-        let noise = self.cost_noise.is_finite() && self.cost_noise >= 0.0;
-        require(key("cost_noise"), noise, "must be at least 0")?;
+        let noise = (0.0..=COST_NOISE_MAX).contains(&self.cost_noise);
+        require(key("cost_noise"), noise, "must be between 0 and 2")?;
+        let rule = "must be at most 10000";
+        require(key("members"), self.members <= MEMBERS_MAX, rule)?;
+        require(key("validation_members"), self.validation_members <= MEMBERS_MAX, rule)?;
         require(key("machines"), !self.machines.is_empty(), "must hold at least one machine")?;
         for (name, machine) in &self.machines {
             let key = |of: &'static str| move || format!("randomisation.machines.{name}.{of}");

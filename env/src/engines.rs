@@ -117,10 +117,6 @@ impl CopyEngine for Shared {
         unsafe { lock(&self.0).rescue(copy, to) }
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        lock(&self.0).high_water_bytes()
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         lock(&self.0).tiers()
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use plimsoll_runtime::{ActionSet, Choice, Lineage, Link, Plan, Sweep, Trace};
+use plimsoll_runtime::{ActionSet, Choice, Lineage, Link, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
@@ -65,8 +65,7 @@ impl Domain {
         let mut fallback = None;
         for _ in 0..DRAWS_MAX {
             let instance = self.draw_once(&mut random);
-            let undecided = Sweep::new(instance.problem(), Plan::keep_all(instance.lineage.windows().len()));
-            if undecided.pressure().is_none() {
+            if !instance.asks_for_a_decision() {
                 continue;
             }
             match instance.reference_overhead(TRIVIAL_OVERHEAD) {

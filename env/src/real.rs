@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{CopyEngine, Executor, HostEngine, IterationReport, Session, SessionError};
-use plimsoll_runtime::{Choice, Plan, Problem, Timeline, Trace};
+use plimsoll_runtime::{Choice, Plan, Problem, Trace};
 use tch::TchError;
 
 use crate::environment::{Environment, Observation, StepResult};
@@ -80,9 +80,7 @@ pub fn run_plan(
     iterations: usize,
     interleave: bool,
 ) -> Result<Measurement, RealError> {
-    let Problem { trace, lineage, tiers, budget_bytes, .. } = *problem;
-    let (schedule, _) = Timeline::new(trace, lineage, tiers).schedule(plan, budget_bytes);
-    let mut planned = Executor::new(session, trace, lineage, plan, schedule, engine);
+    let mut planned = Executor::new(session, problem, plan, engine);
     let mut losses = Vec::new();
     let (mut reports, mut untouched) = (Vec::new(), Vec::new());
     let mut next = |executor: &mut Executor| -> Result<IterationReport, RealError> {
@@ -120,7 +118,7 @@ pub fn run_plan(
         stall_ns: in_passing.then(|| planned_ns(|report| report.stall_ns)),
         rerun_ns: in_passing.then(|| planned_ns(|report| report.rerun_ns)),
         untouched: quartile(untouched.iter().copied())
-            .map(|makespan_ns| Untouched { makespan_ns, trace: planned.retimed(trace, &timed) }),
+            .map(|makespan_ns| Untouched { makespan_ns, trace: planned.retimed(problem.trace, &timed) }),
         ratios: ratios(&reports, &untouched),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).max().unwrap_or(0),
         losses,

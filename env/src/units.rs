@@ -11,6 +11,49 @@ pub use budget::Budget;
 pub use bytes::Bytes;
 pub use link::Link;
 
+/// Writes and reads a quantity as text; one that is a number of bytes may be read from a plain integer, too.
+macro_rules! in_configurations {
+    ($quantity:ty, expected $expected:expr $(, of_bytes $of_bytes:expr)?) => {
+        impl serde::Serialize for $quantity {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $quantity {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Quantity;
+
+                impl serde::de::Visitor<'_> for Quantity {
+                    type Value = $quantity;
+
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str($expected)
+                    }
+
+                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$quantity, E> {
+                        text.parse().map_err(E::custom)
+                    }
+
+                    $(
+                        fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<$quantity, E> {
+                            Ok($of_bytes(bytes))
+                        }
+
+                        fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<$quantity, E> {
+                            let unexpected = serde::de::Unexpected::Signed(bytes);
+                            u64::try_from(bytes).map($of_bytes).map_err(|_| E::invalid_value(unexpected, &self))
+                        }
+                    )?
+                }
+
+                deserializer.deserialize_any(Quantity)
+            }
+        }
+    };
+}
+use in_configurations;
+
 /// A quantity that could not be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found `{found}`")]

@@ -24,15 +24,24 @@ pub struct PlannerFlags {
     /// of the trace, where that is more]
     #[arg(long, value_name = "MS")]
     pub search_ms: Option<u64>,
-    /// Plans that the search tries, in place of a limit of time: the same plan on every machine
+    /// Plans that the search tries, in place of a limit of time: on the times of --hardware the same plan on every machine
     #[arg(long, conflicts_with = "search_ms", value_name = "N")]
     pub search_plans: Option<u64>,
     /// Seed of decodes and search
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub search_seed: u64,
     /// Threads that plan where time is limited [default: as many as the machine runs at once, up to eight]
-    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_parser = threads, value_name = "N")]
     pub search_threads: usize,
+}
+
+/// More threads than any machine plans with.
+const THREADS_MAX: usize = 1024;
+
+/// A number of threads that a machine may have.
+fn threads(text: &str) -> Result<usize, String> {
+    let threads: usize = text.parse().map_err(|_| "expected a number of threads".to_owned())?;
+    if threads <= THREADS_MAX { Ok(threads) } else { Err(format!("more than {THREADS_MAX} threads help nobody")) }
 }
 
 impl PlannerFlags {
@@ -162,7 +171,7 @@ impl Chosen {
             // The plan at hand may need less than what those find.
             let least = least_feasible_budget(problem, &mut policies).min(needed);
             bail!(
-                "{} cannot hold a budget of {} bytes: {why}; the least budget that any policy holds here is {least} bytes",
+                "{} cannot hold a budget of {} bytes: {why}; the least budget that was found to be held here is {least} bytes",
                 self.name(),
                 problem.budget_bytes,
             );

@@ -14,9 +14,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_runtime::baselines::{BASELINES, baseline};
+use plimsoll_runtime::baselines::plans_of_all;
 use plimsoll_runtime::search::{Limits, search};
-use plimsoll_runtime::{Plan, Planned, Problem, plan};
+use plimsoll_runtime::{Plan, Planned, Problem};
 use serde::Serialize;
 
 use crate::table::percent;
@@ -212,8 +212,7 @@ impl Solve<'_, '_> {
 
     /// Every baseline's plan.
     fn starts(&mut self) -> Vec<Plan> {
-        let policies = BASELINES.iter().filter_map(|name| baseline(name, 0));
-        let starts: Vec<_> = policies.map(|mut policy| plan(self.problem, policy.as_mut()).plan).collect();
+        let starts = plans_of_all(self.problem, 0);
         starts.iter().for_each(|start| self.incumbent.offer(start));
         starts
     }

@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use plimsoll_env::bootstrap::median;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::recording::record;
 use plimsoll_env::units::Link as Bandwidth;
-use plimsoll_env::workload::Workload;
+use plimsoll_env::workload::{Workload, bits};
 use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
 use plimsoll_runtime::torch::{CopyEngine, HostEngine, Session};
 use plimsoll_runtime::{Link, Trace};
@@ -212,19 +213,7 @@ impl Untouched {
 pub fn overheads(makespans_ns: &[u64], beside_ns: &[u64]) -> (f64, f64) {
     let over = |(&own, &other): (&u64, &u64)| own as f64 / other as f64 - 1.0;
     let late = makespans_ns.len() / 2;
-    let mut ratios: Vec<f64> = makespans_ns[late..].iter().zip(&beside_ns[late..]).map(over).collect();
-    ratios.sort_unstable_by(f64::total_cmp);
+    let ratios: Vec<f64> = makespans_ns[late..].iter().zip(&beside_ns[late..]).map(over).collect();
     let [own, other] = [makespans_ns, beside_ns].map(|makespans_ns| makespans_ns.iter().sum::<u64>());
-    (ratios[ratios.len() / 2], over((&own, &other)))
-}
-
-/// The bytes of every parameter and buffer, by name.
-pub fn bits(workload: &dyn Workload) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-    let copy = |tensor: tch::Tensor| -> anyhow::Result<Vec<u8>> {
-        let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
-        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-        tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
-        Ok(bytes)
-    };
-    workload.variables().into_iter().map(|(name, tensor)| Ok((name, copy(tensor)?))).collect()
+    (median(ratios), over((&own, &other)))
 }

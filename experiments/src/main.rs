@@ -68,7 +68,7 @@ enum Command {
     /// Losses and final parameters are compared bit for bit. Where a budget cannot be held, the least that is found to be
     /// feasible takes its place.
     Hold(commands::hold::Arguments),
-    /// Say which way of saving memory pays for a workload at a budget, and the largest batch that fits
+    /// Say which way of saving memory pays for a workload at a budget, and what batch a fit says is the largest
     ///
     /// Records the loop at several batch sizes, plans each of them for every method (keep, recompute, swap, swap of 16-
     /// and 8-bit copies, and a policy), fits peak and time by least squares, and compares the fits with runs of the loop

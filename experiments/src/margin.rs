@@ -86,8 +86,8 @@ impl fmt::Display for Margin {
         let Margin { points, policy, best_baseline, less } = self;
         write!(
             f,
-            "measured overhead at {points} points, in the mean, with 95% intervals: {policy}; the best baseline of each \
-             point: {best_baseline}; less by {less}"
+            "measured overhead in the mean of {points} points, each by the median of its iterations over the untouched ones \
+             beside them, with 95% intervals: {policy}; the best baseline of each point: {best_baseline}; less by {less}"
         )
     }
 }

@@ -4,17 +4,15 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use plimsoll_runtime::baselines::{BASELINES, baseline};
+use plimsoll_runtime::baselines::plans_of_all;
+use plimsoll_runtime::planner::SEARCH;
 use plimsoll_runtime::search::{Limits, search};
-use plimsoll_runtime::{Decided, Plan, Planned, Problem, plan};
+use plimsoll_runtime::{Decided, Problem};
 
 use crate::exact::{EXACT, Highs, Progress, Proof, solve};
 use crate::interrupt::watch_for_interrupt;
 use crate::progress;
 use crate::table::percent;
-
-/// The name of the search on the command line and in reports.
-pub const SEARCH: &str = "search";
 
 /// The time that the exact reference takes, unless the command line says otherwise.
 const EXACT_LIMIT: Duration = Duration::from_secs(60);
@@ -40,20 +38,14 @@ pub fn decide_by_search(problem: Problem<'_>, limit: Duration) -> anyhow::Result
     let interrupted = watch_for_interrupt()?;
     let spinner = progress::spinner(SEARCH);
     let overhead = overhead_of(&problem);
-    let policies = BASELINES.iter().filter_map(|name| baseline(name, 0));
-    let starts: Vec<Plan> = policies.map(|mut policy| plan(problem, policy.as_mut()).plan).collect();
-    let found = search(problem, &starts, Limits::wall(limit), None, &mut |best| {
+    let found = search(problem, &plans_of_all(problem, 0), Limits::wall(limit), None, &mut |best| {
         let fits = best.prediction.over_budget_bytes == 0;
         let now = if fits { overhead(best.prediction.makespan_ns) } else { "none fits yet".to_owned() };
         spinner.set_message(format!("best {now} after {} plans", best.evaluations));
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     spinner.finish_and_clear();
-    let decide_ns = found.elapsed.as_nanos() as u64;
-    Ok(Decided {
-        planned: Planned { plan: found.plan, prediction: found.prediction, decisions: 0, decide_ns },
-        by: SEARCH,
-    })
+    Ok(Decided { planned: found.into(), by: SEARCH })
 }
 
 fn overhead_of(problem: &Problem<'_>) -> impl Fn(u64) -> String + Sync + use<> {

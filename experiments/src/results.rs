@@ -38,11 +38,14 @@ pub struct Delay {
     pub other_ns: i64,
 }
 
-impl Delay {
-    /// The delay of an iteration of `makespan_ns`.
-    pub fn of(makespan_ns: u64, keep_all_ns: u64, stall_ns: u64, rerun_ns: u64) -> Self {
-        let other_ns = makespan_ns as i64 - keep_all_ns as i64 - stall_ns as i64 - rerun_ns as i64;
-        Delay { stall_ns, rerun_ns, other_ns }
+impl Cost {
+    /// The cost of an iteration beside `keep_all_ns`, and what of it are waits for copies and reruns, where that is known.
+    fn of(makespan_ns: u64, peak_bytes: u64, keep_all_ns: u64, causes: Option<(u64, u64)>) -> Self {
+        let delay = causes.map(|(stall_ns, rerun_ns)| {
+            let other_ns = makespan_ns as i64 - keep_all_ns as i64 - stall_ns as i64 - rerun_ns as i64;
+            Delay { stall_ns, rerun_ns, other_ns }
+        });
+        Cost { makespan_ns, peak_bytes, overhead: makespan_ns as f64 / keep_all_ns as f64 - 1.0, delay }
     }
 }
 
@@ -53,7 +56,7 @@ pub struct PointResult {
     pub workload: String,
     /// Name of the policy, or path of its file.
     pub policy: String,
-    /// Who made the plan: `learned`, or the baseline that stood in.
+    /// Who made the plan, as [`Decided::by`] says.
     pub decided_by: String,
     /// Bandwidth that the plan was made for, in bytes per second from the device.
     pub link_bytes_per_s: f64,
@@ -177,10 +180,7 @@ impl PointResult {
         let &Measurement { makespan_ns, peak_bytes, stall_ns, rerun_ns, .. } = measured;
         let untouched = measured.untouched.as_ref();
         let keep_all_ns = untouched.map_or(problem.trace.makespan_ns, |untouched| untouched.makespan_ns);
-        let overhead = makespan_ns as f64 / keep_all_ns as f64 - 1.0;
-        let causes = stall_ns.zip(rerun_ns);
-        let delay = causes.map(|(stall_ns, rerun_ns)| Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns));
-        self.measured = Some(Cost { makespan_ns, peak_bytes, overhead, delay });
+        self.measured = Some(Cost::of(makespan_ns, peak_bytes, keep_all_ns, stall_ns.zip(rerun_ns)));
         self.retimed = untouched.map(|untouched| retimed(problem, plan, untouched));
         self.held = Some(measured.peak_bytes <= self.budget_bytes);
         self.ratios.clone_from(&measured.ratios);
@@ -193,13 +193,7 @@ impl PointResult {
 
 fn predicted(problem: &Problem<'_>, prediction: &Prediction) -> Cost {
     let Prediction { makespan_ns, peak_bytes, stall_ns, recompute_ns, .. } = *prediction;
-    let keep_all_ns = problem.lineage.keep_all_makespan_ns();
-    Cost {
-        makespan_ns,
-        peak_bytes,
-        overhead: makespan_ns as f64 / keep_all_ns as f64 - 1.0,
-        delay: Some(Delay::of(makespan_ns, keep_all_ns, stall_ns, recompute_ns)),
-    }
+    Cost::of(makespan_ns, peak_bytes, problem.lineage.keep_all_makespan_ns(), Some((stall_ns, recompute_ns)))
 }
 
 /// The trace with the times that untouched iterations took: each operator's share of their makespan.
@@ -218,13 +212,7 @@ fn retimed(problem: &Problem<'_>, plan: &Plan, untouched: &Untouched) -> Cost {
     let timetable = Timetable::of(&trace, lineage, &schedule, tiers);
     let stall_ns = timetable.time_ns(|activity| matches!(activity, Activity::Stall(..)));
     let rerun_ns = timetable.time_ns(|activity| matches!(activity, Activity::Rerun(_)));
-    let makespan_ns = timetable.makespan_ns;
-    Cost {
-        makespan_ns,
-        peak_bytes: prediction.peak_bytes,
-        overhead: makespan_ns as f64 / keep_all_ns as f64 - 1.0,
-        delay: Some(Delay::of(makespan_ns, keep_all_ns, stall_ns, rerun_ns)),
-    }
+    Cost::of(timetable.makespan_ns, prediction.peak_bytes, keep_all_ns, Some((stall_ns, rerun_ns)))
 }
 
 /// Writes `results` as indented JSON, whole or not at all.

@@ -10,7 +10,7 @@
 //! Also: the bytes that observing takes for each live storage.
 
 use plimsoll_runtime::torch::{Census, Executor, HostEngine, Recorder, Session};
-use plimsoll_runtime::{Lineage, Link, Plan, Timeline};
+use plimsoll_runtime::{ActionSet, Lineage, Link, Plan, Problem};
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
@@ -82,8 +82,9 @@ fn following(session: Session, once: &impl Fn() -> f64) -> Executor {
     let trace = recorder.finish(1, "loop", "bench", "cpu").unwrap();
     let lineage = Lineage::of(&trace);
     let plan = Plan::keep_all(lineage.windows().len());
-    let (schedule, _) = Timeline::new(&trace, &lineage, Link::symmetric(1e9, 0)).schedule(&plan, u64::MAX);
-    let mut executor = Executor::new(session, &trace, &lineage, &plan, schedule, Box::new(HostEngine::new(None)));
+    let tiers = Link::symmetric(1e9, 0).into();
+    let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes: u64::MAX, actions: ActionSet::ALL };
+    let mut executor = Executor::new(session, &problem, &plan, Box::new(HostEngine::new(None)));
     executor.iteration(once).unwrap();
     executor
 }

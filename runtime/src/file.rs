@@ -11,6 +11,7 @@
 //! A file may be packed by gzip, whatever its name is. This module knows nothing of what a body means.
 
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -109,14 +110,19 @@ impl FileError {
 }
 
 /// The SHA-256 of `bytes`, in lower-case hexadecimal.
-pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
+pub fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes `bytes` to `path` by way of a temporary file beside it, so that readers see all or nothing.
+/// Writes `bytes` to `path` by way of a temporary file beside it, so that readers see all or nothing. What is there and no
+/// regular file, such as a pipe or a terminal, is written to; a link is followed.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let attempt = || -> io::Result<()> {
-        let mut file = temporary_beside(path)?;
+        let path = match destination(path)? {
+            Destination::File(path) => path,
+            Destination::Stream => return OpenOptions::new().write(true).open(path)?.write_all(bytes),
+        };
+        let mut file = temporary_beside(&path)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         make_readable(file.as_file())?;
@@ -128,7 +134,28 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 
 /// Fails where [`write_whole`] would, for want of a folder or of permission: to be asked before hours of work.
 pub fn require_writable(path: &Path) -> Result<(), FileError> {
-    temporary_beside(path).map(drop).map_err(|error| FileError::new(path, error))
+    let attempt = || match destination(path)? {
+        Destination::File(path) => temporary_beside(&path).map(drop),
+        Destination::Stream => Ok(()),
+    };
+    attempt().map_err(|error| FileError::new(path, error))
+}
+
+/// Where bytes go that are written to a path.
+enum Destination {
+    /// To the whole file of that name, which there may be.
+    File(PathBuf),
+    /// To what takes them as they come.
+    Stream,
+}
+
+fn destination(path: &Path) -> io::Result<Destination> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(found) if found.is_file() => Ok(Destination::File(path.canonicalize()?)),
+        Ok(_) => Ok(Destination::Stream),
+        Err(_) => Ok(Destination::File(path.to_owned())),
+    }
 }
 
 fn temporary_beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
@@ -253,6 +280,31 @@ mod tests {
 
     fn refusal(path: &Path, kind: FileKind, supported: u32) -> String {
         read_json::<Vec<u32>>(path, kind, supported).unwrap_err().to_string()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_streams_written_to_and_folders_refused() {
+        let (folder, path) = written();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        write_whole(&link, b"through it").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"through it");
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        require_writable(&pipe).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read(pipe).unwrap()
+        });
+        write_whole(&pipe, b"into it").unwrap();
+        assert_eq!(reader.join().unwrap(), b"into it");
+
+        for refused in [require_writable(folder.path()), write_whole(folder.path(), b"never")] {
+            assert!(refused.unwrap_err().to_string().ends_with("is a directory"), "it is a folder");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Keeps a training job under an absolute device-memory budget by choosing, for every tensor storage, to keep it,
 //! swap it or recompute it.
 //!
-//! What a production job needs, and nothing else: traces, plans, the timeline that predicts them, the interface
-//! that policies share, the baselines, and, with the feature `torch`, what records and drives a real libtorch
-//! program. This crate knows nothing of how a policy is learned.
+//! What a production job needs: traces, plans, the timeline that predicts them, the interface that policies share, the
+//! baselines, and, with the feature `torch`, what records and drives a real libtorch program. Beside it stands what
+//! studies traces and plans, which no job calls: [`allocators`], [`baselines::online`], [`import`], [`obstacle`],
+//! [`playback`], [`tails`] and [`timetable`]. This crate knows nothing of how a policy is learned.
 
 // What tests share names the crate as its users do.
 #[cfg(test)]

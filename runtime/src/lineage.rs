@@ -117,6 +117,15 @@ impl Edges {
         all
     }
 
+    /// Those of `windows` that begin with what is still leaving, in its order.
+    fn leaving_windows(&self, windows: &[Window]) -> Vec<WindowId> {
+        let window_of = |storage: &StorageId| {
+            let is_it = |window: &Window| window.start == 0 && window.storage == *storage;
+            windows.iter().position(is_it).map(|id| WindowId(id as u32))
+        };
+        self.leaving.iter().filter_map(window_of).collect()
+    }
+
     /// Whether the storage of a window is away when that begins.
     fn has_away(&self, window: &Window) -> bool {
         window.start == 0 && self.away.binary_search(&window.storage).is_ok()
@@ -370,6 +379,15 @@ struct Builder<'a> {
     alive: Vec<bool>,
 }
 
+/// What each operator reads and makes, by its number, in order.
+#[derive(Default)]
+struct Flow {
+    inputs: Vec<(u32, VersionId)>,
+    /// Those versions that a rerun makes again.
+    outputs: Vec<(u32, VersionId)>,
+    writes: Vec<(u32, VersionId)>,
+}
+
 const NOWHERE: VersionId = VersionId(u32::MAX);
 
 impl<'a> Builder<'a> {
@@ -385,15 +403,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn make_version(
-        &mut self,
-        storage: StorageId,
-        since: u32,
-        producer: Option<OperatorId>,
-        rebuildable_until: Option<u32>,
-    ) -> VersionId {
+    fn make_version(&mut self, storage: StorageId, since: u32, producer: Option<OperatorId>) -> VersionId {
         let version = VersionId(self.versions.len() as u32);
         let until = self.trace.operators.len() as u32;
+        let rebuildable_until = producer.map(|_| until);
         self.versions.push(Version { storage, producer, since, until, rebuildable_until });
         self.current[storage.index()] = version;
         version
@@ -407,13 +420,13 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn build(mut self, edges: Edges) -> Lineage {
+    /// Makes every version and every window.
+    fn walk(&mut self) -> Flow {
         let trace = self.trace;
-        let count = trace.operators.len();
-        let (mut inputs, mut outputs, mut writes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut flow = Flow::default();
         for index in 0..trace.initial_storages {
             self.alive[index as usize] = true;
-            self.make_version(StorageId(index), 0, None, None);
+            self.make_version(StorageId(index), 0, None);
         }
         for (index, operator) in trace.operators.iter().enumerate() {
             let now = index as u32;
@@ -421,41 +434,26 @@ impl<'a> Builder<'a> {
                 self.close_window(access.storage, now, true);
                 self.idle_since[access.storage.index()] = now + 1;
                 if matches!(access.mode, AccessMode::Read | AccessMode::Write) {
-                    inputs.push((now, self.current[access.storage.index()]));
+                    flow.inputs.push((now, self.current[access.storage.index()]));
                 }
             }
+            let written = || operator.accesses.iter().filter(|access| access.mode.writes());
             // A version superseded by this very operator is intact until it, like any other root it reads.
-            for access in operator.accesses.iter().filter(|access| access.mode.writes()) {
+            for access in written() {
                 self.versions[self.current[access.storage.index()].index()].until = now;
-            }
-            let replayable = operator.not_replayable.is_none();
-            let written = operator.accesses.iter().filter(|access| access.mode.writes());
-            let made = written.map(|access| (access.storage, access.mode)).collect::<Vec<_>>();
-            for (storage, mode) in made {
-                let rebuilt = replayable && mode != AccessMode::SideEffect;
-                let version = self.make_version(
-                    storage,
-                    now + 1,
-                    rebuilt.then_some(OperatorId(now)),
-                    rebuilt.then_some(count as u32),
-                );
-                writes.push((now, version));
-                if rebuilt {
-                    outputs.push((now, version));
-                }
             }
             for &storage in &operator.creates {
                 self.alive[storage.index()] = true;
                 self.idle_since[storage.index()] = now + 1;
-                let version = self.make_version(
-                    storage,
-                    now + 1,
-                    replayable.then_some(OperatorId(now)),
-                    replayable.then_some(count as u32),
-                );
-                writes.push((now, version));
-                if replayable {
-                    outputs.push((now, version));
+            }
+            let replayable = operator.not_replayable.is_none();
+            let written = written().map(|access| (access.storage, access.mode != AccessMode::SideEffect));
+            for (storage, told) in written.chain(operator.creates.iter().map(|&storage| (storage, true))) {
+                let rebuilt = replayable && told;
+                let version = self.make_version(storage, now + 1, rebuilt.then_some(OperatorId(now)));
+                flow.writes.push((now, version));
+                if rebuilt {
+                    flow.outputs.push((now, version));
                 }
             }
             for &storage in &operator.frees {
@@ -464,15 +462,28 @@ impl<'a> Builder<'a> {
                 self.versions[self.current[storage.index()].index()].until = now;
             }
         }
+        flow
+    }
+
+    /// Closes the windows that reach the iteration's end. Returns which of all windows stay beyond it.
+    fn close_at_end(&mut self, edges: &Edges) -> Vec<bool> {
         let mut stays = vec![false; self.windows.len()];
-        for index in 0..trace.storages.len() {
+        for index in 0..self.trace.storages.len() {
             if self.alive[index] {
                 let storage = StorageId(index as u32);
-                let does_stay = storage.0 < trace.initial_storages && edges.stays.binary_search(&storage).is_ok();
-                self.close_window(storage, count as u32, !does_stay);
+                let does_stay = storage.0 < self.trace.initial_storages && edges.stays.binary_search(&storage).is_ok();
+                self.close_window(storage, self.trace.operators.len() as u32, !does_stay);
                 stays.resize(self.windows.len(), does_stay);
             }
         }
+        stays
+    }
+
+    fn build(mut self, edges: Edges) -> Lineage {
+        let trace = self.trace;
+        let count = trace.operators.len();
+        let Flow { inputs, outputs, writes } = self.walk();
+        let stays = self.close_at_end(&edges);
         let replay_inputs = Lists::gather(count, &inputs);
         settle_horizons(&mut self.versions, &replay_inputs);
         for window in &mut self.windows {
@@ -485,17 +496,13 @@ impl<'a> Builder<'a> {
         let by = |key: fn(&Window) -> u32| -> Vec<(u32, WindowId)> {
             self.windows.iter().enumerate().map(|(id, window)| (key(window), WindowId(id as u32))).collect()
         };
-        let ids = (0..).map(WindowId).zip(self.windows.iter().zip(&stays));
-        let window_of = |storage: &StorageId| {
-            let is_it = |window: &Window| window.start == 0 && window.storage == *storage;
-            self.windows.iter().position(is_it).map(|id| WindowId(id as u32))
-        };
-        let leaving: Vec<WindowId> = edges.leaving.iter().filter_map(window_of).collect();
+        let leaving = edges.leaving_windows(&self.windows);
         let mut begins_leaving = vec![false; self.windows.len()];
         leaving.iter().for_each(|id| begins_leaving[id.index()] = true);
-        let is_decided =
-            |id: WindowId, window: &Window, stays: bool| stays || edges.has_away(window) || begins_leaving[id.index()];
-        let decided = ids.filter(|(id, (window, stays))| is_decided(*id, window, **stays)).map(|(id, _)| id).collect();
+        let decided = (0..self.windows.len())
+            .filter(|&id| stays[id] || begins_leaving[id] || edges.has_away(&self.windows[id]))
+            .map(|id| WindowId(id as u32))
+            .collect();
         let away = self.windows.iter().filter(|window| edges.has_away(window));
         let away_bytes = away.map(|window| trace.storages[window.storage.index()].bytes).sum();
         let (demand_bytes, keep_all_bytes, start_ns) = keep_all_profile(trace);

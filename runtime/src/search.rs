@@ -23,6 +23,7 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::decode::Planned;
 use crate::learned::LearnedPolicy;
 use crate::plan::Plan;
 use crate::sweep::Problem;
@@ -89,6 +90,12 @@ pub struct Found {
     pub elapsed: Duration,
     /// Every improvement, the best start first; of several walks, what the best of them found itself.
     pub curve: Vec<Improvement>,
+}
+
+impl From<Found> for Planned {
+    fn from(Found { plan, prediction, elapsed, .. }: Found) -> Self {
+        Planned { plan, prediction, decisions: 0, decide_ns: elapsed.as_nanos() as u64 }
+    }
 }
 
 /// Searches from the best of `starts` and of a plan that evicts alike what is alike for the best plan of `problem`; where

@@ -148,8 +148,4 @@ impl Workload for Awkward {
     fn variables(&self) -> Vec<(String, Tensor)> {
         named_variables(&self.variables)
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.variables.trainable_variables()
-    }
 }

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::{Budget, IterationReport, Runtime, Session};
-use tch::TchError;
 
 use crate::{Stage, fast_link, session};
 
@@ -74,31 +73,6 @@ pub fn assert_held(reports: &[IterationReport], budget_bytes: u64, what: &str) {
             report.peak_bytes,
             report.course
         );
-    }
-}
-
-/// A boxed workload is one.
-pub struct Boxed(pub Box<dyn Workload>);
-
-impl Workload for Boxed {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn family(&self) -> &str {
-        self.0.family()
-    }
-
-    fn iteration(&mut self) -> Result<f64, TchError> {
-        self.0.iteration()
-    }
-
-    fn variables(&self) -> Vec<(String, tch::Tensor)> {
-        self.0.variables()
-    }
-
-    fn trainable(&self) -> Vec<tch::Tensor> {
-        self.0.trainable()
     }
 }
 

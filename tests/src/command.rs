@@ -121,8 +121,7 @@ fn configs() -> PathBuf {
 /// The shipped configuration of a family, with the work of its agent and its evaluation cut down to its tiny member.
 fn tiny_configuration(family: &str) -> String {
     let path = configs().join(format!("{family}.toml"));
-    let mut table = String::new();
-    let mut text = String::new();
+    let (mut table, mut text) = (String::new(), String::new());
     for line in std::fs::read_to_string(path).unwrap().lines() {
         if line.starts_with('[') {
             table = line.to_owned();
@@ -131,7 +130,7 @@ fn tiny_configuration(family: &str) -> String {
         let tiny = match (table.as_str(), key) {
             ("[randomisation]" | "[evaluation]", "workloads") => format!("workloads = [\"{family}-tiny\"]"),
             ("[randomisation]", "members" | "validation_members") => format!("{key} = 0"),
-            ("[ppo]", "instances_per_update" | "episodes_per_instance") => format!("{key} = 2"),
+            ("[ppo]", _) => continue,
             ("[evaluation]", "budgets") => "budgets = [\"80%\", \"65%\"]".to_owned(),
             ("[evaluation]", "iterations") => "iterations = 1".to_owned(),
             _ => line.to_owned(),
@@ -139,5 +138,5 @@ fn tiny_configuration(family: &str) -> String {
         text.push_str(&tiny);
         text.push('\n');
     }
-    text
+    text + "\n[ppo]\ninstances_per_update = 2\nepisodes_per_instance = 2\n"
 }

@@ -23,7 +23,7 @@ use plimsoll_runtime::torch::{
     Budget, CopiedBy, CopyError, Executor, HostEngine, RecordError, Recorder, Runtime, stand_by,
 };
 use plimsoll_runtime::trace::StorageId;
-use plimsoll_runtime::{ActionSet, Lineage, Link, Timeline, Trace};
+use plimsoll_runtime::{ActionSet, Lineage, Link, Problem, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, TchError, Tensor};
@@ -604,9 +604,9 @@ impl Program {
             _ => (trace.peak_bytes as f64 * random.random_range(0.2..1.0)) as u64,
         };
         let plan = random_plan(lineage, random.random());
-        let (schedule, _) = Timeline::new(trace, lineage, link).schedule(&plan, budget_bytes);
         let engine = self.engine(random.random_bool(0.2).then_some(link));
-        Executor::new(session(), trace, lineage, &plan, schedule, Box::new(engine))
+        let problem = Problem { trace, lineage, tiers: link.into(), budget_bytes, actions: ActionSet::ALL };
+        Executor::new(session(), &problem, &plan, Box::new(engine))
     }
 
     /// The shortest program found that differs too.

@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::recording::{WARM_UP, record};
-use plimsoll_env::workload::{Family, Workload, WorkloadConfig};
+use plimsoll_env::workload::{Family, Workload, WorkloadConfig, bits};
 use plimsoll_env::{Domain, Instance};
 use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::network::{Dense, NetworkWeights, Normaliser};
 use plimsoll_runtime::observation::FEATURES;
 use plimsoll_runtime::policy_file::PolicyFile;
 use plimsoll_runtime::torch::{Executor, HostEngine, IterationReport, Session};
-use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Prediction, Timeline, Trace};
+use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Prediction, Problem, Timeline, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::Device;
@@ -67,17 +67,6 @@ pub fn fast_link() -> Link {
     Link::symmetric(4e9, 20_000)
 }
 
-/// The bits of every parameter and buffer, by name.
-pub fn bits(workload: &dyn Workload) -> Vec<(String, Vec<u8>)> {
-    let bytes = |tensor: tch::Tensor| {
-        let tensor = tensor.detach().contiguous();
-        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-        tensor.copy_data_u8(&mut bytes, tensor.numel());
-        bytes
-    };
-    workload.variables().into_iter().map(|(name, tensor)| (name, bytes(tensor))).collect()
-}
-
 /// A plan that takes for every window one of its lawful actions, each as likely as the others.
 pub fn random_plan(lineage: &Lineage, seed: u64) -> Plan {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -107,24 +96,6 @@ pub fn tiny_policy(seed: u64) -> PolicyFile {
         actions: ActionSet::ALL,
         provenance: Default::default(),
         weights: NetworkWeights::new(Normaliser::identity(), layers).expect("as many as a policy has"),
-    }
-}
-
-/// A workload, boxed or not.
-pub trait AsWorkload {
-    /// The workload.
-    fn as_workload(&self) -> &dyn Workload;
-}
-
-impl AsWorkload for Box<dyn Workload> {
-    fn as_workload(&self) -> &dyn Workload {
-        &**self
-    }
-}
-
-impl AsWorkload for Awkward {
-    fn as_workload(&self) -> &dyn Workload {
-        self
     }
 }
 
@@ -172,10 +143,10 @@ impl<W> Recorded<W> {
         iterations: usize,
         mut iterate: impl FnMut(&mut W, usize) -> f64,
     ) -> (Prediction, Vec<IterationReport>) {
-        let link = fast_link();
-        let (schedule, prediction) = Timeline::new(&self.trace, &self.lineage, link).schedule(plan, budget_bytes);
-        let engine = Box::new(HostEngine::new(None));
-        let mut executor = Executor::new(session(), &self.trace, &self.lineage, plan, schedule, engine);
+        let (trace, lineage, tiers) = (&self.trace, &self.lineage, fast_link().into());
+        let problem = Problem { trace, lineage, tiers, budget_bytes, actions: ActionSet::ALL };
+        let prediction = Timeline::new(trace, lineage, tiers).predict(plan, budget_bytes);
+        let mut executor = Executor::new(session(), &problem, plan, Box::new(HostEngine::new(None)));
         let reports = (0..iterations)
             .map(|iteration| {
                 let (loss, report) = executor.iteration(|| iterate(&mut self.workload, iteration)).unwrap();
@@ -224,7 +195,7 @@ pub struct Stage {
 impl Stage {
     /// What `losses` have come to.
     pub fn of(losses: &[f64], workload: &dyn Workload) -> Self {
-        Stage { losses: losses.to_vec(), variables: bits(workload) }
+        Stage { losses: losses.to_vec(), variables: bits(workload).unwrap() }
     }
 
     /// Asserts that both are the same bits, naming the first iteration or variable that differs.

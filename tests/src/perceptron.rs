@@ -163,8 +163,4 @@ impl Workload for Perceptron {
     fn variables(&self) -> Vec<(String, Tensor)> {
         named_variables(&self.variables)
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.variables.trainable_variables()
-    }
 }

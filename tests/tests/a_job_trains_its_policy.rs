@@ -3,22 +3,23 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use plimsoll_env::workload::Workload;
 use plimsoll_runtime::planner::LEARNED;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{Planner, PolicyFile, Trace};
-use plimsoll_tests::budget::{Boxed, Untouched, assert_held, run_under, runtime};
+use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::command::Bench;
 use plimsoll_tests::{Recorded, Stage, build, fast_link, one_at_a_time, shipped_workload};
 
 const ITERATIONS: usize = 8;
 
-fn iterate(workload: &mut Boxed, _: usize) -> f64 {
-    workload.0.iteration().unwrap()
+fn iterate(workload: &mut Box<dyn Workload>, _: usize) -> f64 {
+    workload.iteration().unwrap()
 }
 
 /// The traces that a job of the workload, within a budget, has saved in a folder.
 fn saved(name: &str, folder: &Path) -> Vec<Trace> {
-    let make = || Boxed(build(&shipped_workload(name), 3));
+    let make = || build(&shipped_workload(name), 3);
     let untouched = Untouched::run(make, iterate, ITERATIONS);
     let mut runtime = runtime(untouched.between(0.5));
     assert!(runtime.traces("mine", "cpu").is_empty(), "nothing has run");
@@ -50,7 +51,7 @@ fn a_policy_learns_from_jobs_and_plans_later_ones() {
     let again = bench.succeed(&format!("{train} other.policy --from mine.policy"));
     assert!(!again.stderr.contains("was trained on"), "{}", again.stderr);
 
-    let make = || Boxed(build(&shipped_workload("bert-tiny"), 5));
+    let make = || build(&shipped_workload("bert-tiny"), 5);
     let policy = PolicyFile::load(bench.path("mine.policy")).unwrap();
     assert_eq!(policy.family, "mine");
     let untouched = Untouched::run(make, iterate, ITERATIONS);

@@ -1,9 +1,10 @@
 //! Under a runtime no iteration exceeds the budget, the first ones included, and no bit of the results changes.
 
+use plimsoll_env::workload::Workload;
 use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget, Runtime};
-use plimsoll_tests::budget::{Boxed, Untouched, assert_held, run_under, runtime};
+use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::{Awkward, Stage, build, fast_link, one_at_a_time, session, shipped_workload};
 use tch::{Device, Kind, Tensor};
 
@@ -11,8 +12,8 @@ const ITERATIONS: usize = 8;
 
 fn holds(name: &str, shares: &[f64]) {
     let _running = one_at_a_time();
-    let make = || Boxed(build(&shipped_workload(name), 3));
-    let iterate = |workload: &mut Boxed, _: usize| workload.0.iteration().unwrap();
+    let make = || build(&shipped_workload(name), 3);
+    let iterate = |workload: &mut Box<dyn Workload>, _: usize| workload.iteration().unwrap();
     let untouched = Untouched::run(make, iterate, ITERATIONS);
     let mut peaks = Vec::new();
     for &share in shares {
@@ -129,8 +130,8 @@ fn what_was_made_in_place_is_made_again_once() {
 #[test]
 fn a_loop_that_fits_is_left_alone() {
     let _running = one_at_a_time();
-    let make = || Boxed(build(&shipped_workload("gpt-tiny"), 4));
-    let iterate = |workload: &mut Boxed, _: usize| workload.0.iteration().unwrap();
+    let make = || build(&shipped_workload("gpt-tiny"), 4);
+    let iterate = |workload: &mut Box<dyn Workload>, _: usize| workload.iteration().unwrap();
     let untouched = Untouched::run(make, iterate, ITERATIONS);
     let mut runtime = runtime(untouched.peak_bytes + (1 << 20));
     let mut workload = make();

@@ -315,7 +315,7 @@ fn goes_on_bit_for_bit(algorithm: &str) {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    // The state before the first update stands there while the loop is recorded.
+    // The state before the first update stands there while that is made.
     wait_for(&|| state.exists());
     std::fs::copy(&state, &from_the_start).unwrap();
     let untrained = std::fs::read(&from_the_start).unwrap();
@@ -461,7 +461,7 @@ fn a_budget_below_what_is_possible_names_the_least_one_before_the_loop_runs() {
     ] {
         let message = bench.refuse(&call);
         let least: u64 = message
-            .split_once("the least budget that any policy holds here is ")
+            .split_once("the least budget that was found to be held here is ")
             .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
             .unwrap_or_else(|| panic!("{message}"));
         let peak = Trace::load(bench.path("gpt.plimsoll")).unwrap().peak_bytes;

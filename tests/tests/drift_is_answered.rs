@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{ChannelUse, CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies};
+use plimsoll_runtime::torch::copy::{
+    ChannelUse, CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies, TierUse,
+};
 use plimsoll_runtime::torch::{Budget, Builder, HostEngine, IterationReport, Runtime};
 use plimsoll_runtime::{ActionSet, Link};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under};
@@ -41,8 +43,8 @@ impl CopyEngine for Slowing {
         self.inner.wait(ticket)
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.inner.high_water_bytes()
+    fn tiers(&self) -> Vec<TierUse> {
+        self.inner.tiers()
     }
 }
 
@@ -78,8 +80,8 @@ impl CopyEngine for Repaced {
         self.engine().wait(ticket)
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.fast.high_water_bytes() + self.slow.high_water_bytes()
+    fn tiers(&self) -> Vec<TierUse> {
+        [self.fast.tiers(), self.slow.tiers()].concat()
     }
 
     fn copies(&self) -> Vec<TierCopies> {

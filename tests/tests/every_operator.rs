@@ -6,7 +6,7 @@ use plimsoll_env::workload::{Workload, named_variables};
 use plimsoll_runtime::torch::Audit;
 use plimsoll_runtime::{Action, Lineage};
 use plimsoll_tests::beyond_tch::{Autocast, Update};
-use plimsoll_tests::{AsWorkload, Recorded, Stage, one_at_a_time, plan_by, random_plan, session};
+use plimsoll_tests::{Recorded, Stage, one_at_a_time, plan_by, random_plan, session};
 use tch::nn::{self, Module, ModuleT, OptimizerConfig, RNN};
 use tch::{Device, Kind, Reduction, TchError, Tensor};
 
@@ -77,16 +77,6 @@ impl Workload for Loop {
 
     fn variables(&self) -> Vec<(String, Tensor)> {
         named_variables(&self.variables)
-    }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.variables.trainable_variables()
-    }
-}
-
-impl AsWorkload for Loop {
-    fn as_workload(&self) -> &dyn Workload {
-        self
     }
 }
 
@@ -688,10 +678,6 @@ impl Workload for Idle {
 
     fn variables(&self) -> Vec<(String, Tensor)> {
         self.variables.variables().into_iter().collect()
-    }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        Vec::new()
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket};
+use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket, TierUse};
 use plimsoll_runtime::torch::{
     Budget, CopyEngine, CopyError, DeviceBytes, HostEngine, IterationReport, Report, Runtime,
 };
@@ -82,8 +82,8 @@ impl CopyEngine for Failing {
         self.inner.free(copy);
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.inner.high_water_bytes()
+    fn tiers(&self) -> Vec<TierUse> {
+        self.inner.tiers()
     }
 }
 
@@ -203,8 +203,8 @@ impl CopyEngine for Switched {
         self.inner.free(copy);
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.inner.high_water_bytes()
+    fn tiers(&self) -> Vec<TierUse> {
+        self.inner.tiers()
     }
 }
 

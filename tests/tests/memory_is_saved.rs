@@ -11,9 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, SlowCopy, Ticket};
+use plimsoll_runtime::torch::copy::{
+    CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, SlowCopy, Ticket, TierUse,
+};
 use plimsoll_runtime::torch::{Executor, HostEngine};
-use plimsoll_runtime::{Action, Lineage, Plan, Timeline, Trace};
+use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, Problem, Timeline, Trace};
 use plimsoll_tests::{Recorded, fast_link, session, shipped_workload};
 
 const ROLE: &str = "PLIMSOLL_TEST_PROCESS";
@@ -40,8 +42,8 @@ impl CopyEngine for AllToFile {
         self.0.wait(ticket)
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.0.high_water_bytes()
+    fn tiers(&self) -> Vec<TierUse> {
+        self.0.tiers()
     }
 }
 
@@ -111,17 +113,17 @@ fn train(role: &str) {
     let mut recorded = Recorded::of(&shipped_workload("resnet20"), 5);
     let (trace, lineage) = (&recorded.trace, &recorded.lineage);
     let swaps = swap_all(trace, lineage);
-    let (schedule, prediction) = Timeline::new(trace, lineage, fast_link()).schedule(&swaps, trace.peak_bytes / 2);
+    let problem =
+        |budget_bytes| Problem { trace, lineage, tiers: fast_link().into(), budget_bytes, actions: ActionSet::ALL };
+    let half = trace.peak_bytes / 2;
+    let prediction = Timeline::new(trace, lineage, fast_link()).predict(&swaps, half);
     let saved_bytes = trace.peak_bytes - prediction.peak_bytes;
     assert!(saved_bytes > trace.peak_bytes / 4, "only {saved_bytes} of {} bytes are to be saved", trace.peak_bytes);
 
     let keep_all = Plan::keep_all(lineage.windows().len());
     let mut executor = match role {
-        "file" => Executor::new(session(), trace, lineage, &swaps, schedule, to_file),
-        _ => {
-            let (schedule, _) = Timeline::new(trace, lineage, fast_link()).schedule(&keep_all, u64::MAX);
-            Executor::new(session(), trace, lineage, &keep_all, schedule, Box::new(HostEngine::new(None)))
-        }
+        "file" => Executor::new(session(), &problem(half), &swaps, to_file),
+        _ => Executor::new(session(), &problem(u64::MAX), &keep_all, Box::new(HostEngine::new(None))),
     };
     let mut losses = recorded.losses.clone();
     let workload = recorded.workload.as_mut();

@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::thread;
 
+use plimsoll_env::workload::bits;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
-use plimsoll_tests::{Stage, bits, fast_link, one_at_a_time};
+use plimsoll_tests::{Stage, fast_link, one_at_a_time};
 use tch::{Device, Kind, Tensor};
 
 const ROWS: i64 = 512;
@@ -26,7 +27,7 @@ fn an_operator_that_needs_more_than_the_budget() {
     let resident = plimsoll_tests::session().live_bytes();
     let budget_bytes = resident + 100_000;
     let mut runtime = runtime(budget_bytes);
-    let before = bits(&workload);
+    let before = bits(&workload).unwrap();
     let error = {
         let _iteration = runtime.iteration();
         workload.try_iterate(Course::Train(ROWS)).expect_err("the batch alone is larger")
@@ -39,7 +40,7 @@ fn an_operator_that_needs_more_than_the_budget() {
     assert!(least > budget_bytes, "{least}");
     assert!(message.contains(&format!("{least} bytes")), "{message}");
     assert!(runtime.report().peak_bytes <= budget_bytes);
-    assert_eq!(bits(&workload), before, "a tensor changed");
+    assert_eq!(bits(&workload).unwrap(), before, "a tensor changed");
 
     runtime.set_budget(Budget::bytes(untouched.peak_bytes));
     let mut workload = Perceptron::new(1);
@@ -60,7 +61,7 @@ fn a_budget_below_what_stays_between_iterations() {
     };
     assert!(error.to_string().contains("resident between iterations"), "{error}");
     assert_eq!(runtime.report().least_feasible_budget_bytes, resident);
-    assert!(bits(&workload).iter().all(|(_, bytes)| !bytes.is_empty()));
+    assert!(bits(&workload).unwrap().iter().all(|(_, bytes)| !bytes.is_empty()));
 }
 
 /// Autograd's own thread lets go of the last of a graph when the backward pass has returned.
@@ -129,13 +130,13 @@ fn an_iteration_that_fails_or_panics_leaves_every_tensor_readable() {
     for stop in [Course::Fail(ROWS), Course::Panic(ROWS)] {
         let (mut runtime, mut workload) = (runtime(budget_bytes), Perceptron::new(4));
         let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 4);
-        let before = bits(&workload);
+        let before = bits(&workload).unwrap();
         let stopped = catch_unwind(AssertUnwindSafe(|| {
             let _iteration = runtime.iteration();
             workload.iterate(stop)
         }));
         assert!(stopped.is_err() == matches!(stop, Course::Panic(_)));
-        assert_eq!(bits(&workload), before, "{stop:?} changed a tensor");
+        assert_eq!(bits(&workload).unwrap(), before, "{stop:?} changed a tensor");
         workload.rewind();
         losses.extend(run_under(&mut runtime, &mut workload, iterate, 1).0);
         Stage::of(&losses, &workload).assert_same(&untouched.stage, &format!("after {stop:?}"));

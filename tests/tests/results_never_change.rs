@@ -1,11 +1,9 @@
 //! Whatever a plan does, losses and parameters are those of the untouched loop, bit for bit, and the peak is the
 //! predicted one.
 
-use plimsoll_env::workload::{Arch, ResnetConfig, WorkloadConfig};
+use plimsoll_env::workload::{Arch, ResnetConfig, Workload, WorkloadConfig};
 use plimsoll_runtime::Action;
-use plimsoll_tests::{
-    AsWorkload, Awkward, Recorded, Stage, build, one_at_a_time, plan_by, random_plan, shipped_workload,
-};
+use plimsoll_tests::{Awkward, Recorded, Stage, build, one_at_a_time, plan_by, random_plan, shipped_workload};
 
 /// Planned iterations, after one that only matches the loop to its trace.
 const PLANNED: usize = 6;
@@ -13,7 +11,7 @@ const PLANS: usize = 4;
 
 /// Follows one plan after another on one loop, each without a budget or under a tight one, and compares every stage
 /// with that of a loop that nothing touches.
-fn no_plan_changes<W: AsWorkload>(
+fn no_plan_changes<W: Workload>(
     seed: u64,
     make: impl Fn() -> W,
     record: impl Fn() -> Recorded<W>,
@@ -22,7 +20,7 @@ fn no_plan_changes<W: AsWorkload>(
     let mut untouched = make();
     let mut stage = |iterations: usize| {
         let losses: Vec<f64> = (0..iterations).map(|_| iterate(&mut untouched)).collect();
-        Stage::of(&losses, untouched.as_workload())
+        Stage::of(&losses, &untouched)
     };
     let mut expected = vec![stage(Recorded::<W>::ITERATIONS)];
     expected.extend((0..PLANS).map(|_| stage(1 + PLANNED)));
@@ -30,7 +28,7 @@ fn no_plan_changes<W: AsWorkload>(
     drop(untouched);
 
     let mut recorded = record();
-    Stage::of(&recorded.losses, recorded.workload.as_workload()).assert_same(&expected[0], "while recording");
+    Stage::of(&recorded.losses, &recorded.workload).assert_same(&expected[0], "while recording");
     let name = recorded.trace.workload.clone();
     let half = recorded.trace.peak_bytes / 2;
     let greedy = |recomputable: bool| if recomputable { Action::Recompute } else { Action::Swap };
@@ -60,7 +58,7 @@ fn no_plan_changes<W: AsWorkload>(
             counts.swap, counts.recompute, reports[1].reruns, prediction.peak_bytes, recorded.trace.peak_bytes,
         );
         let planned = &recorded.losses[recorded.losses.len() - reports.len()..];
-        Stage::of(planned, recorded.workload.as_workload()).assert_same(&expected[1 + index], &what);
+        Stage::of(planned, &recorded.workload).assert_same(&expected[1 + index], &what);
     }
 }
 

@@ -90,10 +90,6 @@ impl Workload for Wide {
     fn variables(&self) -> Vec<(String, Tensor)> {
         named_variables(&self.variables)
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.variables.trainable_variables()
-    }
 }
 
 /// How a loop says where its iterations begin.

@@ -179,7 +179,9 @@ fn an_unknown_workload_is_named_with_the_nearest() {
 #[test]
 fn values_that_make_no_sense_are_refused() {
     assert!(refusal("heads = 2", "heads = 5").contains("workloads.gpt-tiny.heads: must divide the width"));
-    assert!(refusal("cost_noise = 0.1", "cost_noise = -0.1").contains("randomisation.cost_noise: must be at least 0"));
+    assert!(
+        refusal("cost_noise = 0.1", "cost_noise = -0.1").contains("randomisation.cost_noise: must be between 0 and 2")
+    );
     assert!(
         refusal("\"100MB/s\", \"4GB/s\"", "\"32GB/s\", \"2GB/s\"")
             .contains("randomisation.machines.as-recorded.link: must be two links")

@@ -3,10 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::{Serialize, Serializer};
-
-use super::{Bytes, UnitError, split_unit};
+use super::{Bytes, UnitError, in_configurations, split_unit};
 
 const EXPECTED: &str = "a budget in bytes or as a share of the keep-all peak, such as \"512MiB\" or \"60%\"";
 
@@ -55,40 +52,7 @@ impl fmt::Display for Budget {
     }
 }
 
-impl Serialize for Budget {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Budget {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Quantity;
-
-        impl Visitor<'_> for Quantity {
-            type Value = Budget;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(EXPECTED)
-            }
-
-            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Budget, E> {
-                Ok(Budget::Bytes(bytes))
-            }
-
-            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Budget, E> {
-                let bytes = u64::try_from(bytes).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))?;
-                Ok(Budget::Bytes(bytes))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Budget, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-
-        deserializer.deserialize_any(Quantity)
-    }
-}
+in_configurations!(Budget, expected EXPECTED, of_bytes Budget::Bytes);
 
 #[cfg(test)]
 mod tests {

@@ -3,10 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::{Serialize, Serializer};
-
-use super::{UnitError, split_unit};
+use super::{UnitError, in_configurations, split_unit};
 
 const EXPECTED: &str = "bytes, such as \"512MiB\", \"1.5GB\" or 1048576";
 
@@ -54,39 +51,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl Serialize for Bytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Quantity;
-
-        impl Visitor<'_> for Quantity {
-            type Value = Bytes;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(EXPECTED)
-            }
-
-            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Bytes, E> {
-                Ok(Bytes(bytes))
-            }
-
-            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Bytes, E> {
-                u64::try_from(bytes).map(Bytes).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-
-        deserializer.deserialize_any(Quantity)
-    }
-}
+in_configurations!(Bytes, expected EXPECTED, of_bytes Bytes);
 
 #[cfg(test)]
 mod tests {

@@ -3,10 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::{self, Deserialize, Deserializer};
-use serde::{Serialize, Serializer};
-
-use super::{Bytes, UnitError};
+use super::{Bytes, UnitError, in_configurations};
 
 const EXPECTED: &str = "a link speed, such as \"12GB/s\"";
 
@@ -48,31 +45,7 @@ impl fmt::Display for Link {
     }
 }
 
-impl Serialize for Link {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Link {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Speed;
-
-        impl de::Visitor<'_> for Speed {
-            type Value = Link;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(EXPECTED)
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Link, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-
-        deserializer.deserialize_str(Speed)
-    }
-}
+in_configurations!(Link, expected EXPECTED);
 
 #[cfg(test)]
 mod tests {

@@ -51,7 +51,7 @@ pub use vit::VitConfig;
 use std::num::NonZeroU32;
 
 use serde::Deserialize;
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 /// How loops are run, whatever their models: the table `[manner]` of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -89,8 +89,39 @@ pub trait Workload {
     /// The tensors share their storages with the model.
     fn variables(&self) -> Vec<(String, Tensor)>;
 
-    /// The parameters, in the order in which the optimizer has them.
-    fn trainable(&self) -> Vec<Tensor>;
+    /// The parameters.
+    fn trainable(&self) -> Vec<Tensor> {
+        self.variables().into_iter().map(|(_, tensor)| tensor).filter(Tensor::requires_grad).collect()
+    }
+}
+
+impl<W: Workload + ?Sized> Workload for Box<W> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn family(&self) -> &str {
+        (**self).family()
+    }
+
+    fn iteration(&mut self) -> Result<f64, TchError> {
+        (**self).iteration()
+    }
+
+    fn variables(&self) -> Vec<(String, Tensor)> {
+        (**self).variables()
+    }
+}
+
+/// The bytes of every parameter and buffer, by name.
+pub fn bits(workload: &dyn Workload) -> Result<Vec<(String, Vec<u8>)>, TchError> {
+    let copy = |tensor: Tensor| -> Result<Vec<u8>, TchError> {
+        let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
+        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+        tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
+        Ok(bytes)
+    };
+    workload.variables().into_iter().map(|(name, tensor)| Ok((name, copy(tensor)?))).collect()
 }
 
 /// A key with a value that no workload can have.

@@ -136,10 +136,6 @@ impl Workload for Loop {
     fn variables(&self) -> Vec<(String, Tensor)> {
         named_variables(&self.training.variables)
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.training.variables.trainable_variables()
-    }
 }
 
 /// The variables, in the order of their names: a store hands them out in any.

@@ -83,6 +83,20 @@ pub struct MethodAdvice {
 }
 
 impl MethodAdvice {
+    fn largest_recorded(&self) -> i64 {
+        self.points.iter().map(|point| point.batch).max().unwrap_or(0)
+    }
+
+    /// Whether the largest batch is far beyond what the fit has seen.
+    fn extrapolates(&self) -> bool {
+        self.largest_batch.is_some_and(|batch| batch as i64 > 2 * self.largest_recorded())
+    }
+
+    fn largest_batch_told(&self) -> String {
+        let about = if self.extrapolates() { "~" } else { "" };
+        self.largest_batch.map_or_else(|| "-".to_owned(), |batch| format!("{about}{batch}"))
+    }
+
     /// Fits `points`, whose batch sizes ascend; none where fewer than two batch sizes are not held out.
     pub fn of(method: &'static str, exact: bool, points: Vec<Point>, budget_bytes: u64) -> Option<Self> {
         let select = |held_out: bool, of: fn(&Point) -> u64| -> Vec<(f64, f64)> {
@@ -228,7 +242,7 @@ impl fmt::Display for Advice {
             table.row([
                 method.method.to_owned(),
                 if method.exact { "the same" } else { "changed: predicted only" }.to_owned(),
-                method.largest_batch.map_or_else(|| "-".to_owned(), |batch| batch.to_string()),
+                method.largest_batch_told(),
                 method.throughput_there.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}")),
                 share(method.peak_fitted.r_squared),
                 share(method.latency_fitted.r_squared),
@@ -314,15 +328,18 @@ impl Advice {
         let Some((fastest, batch)) = fastest.and_then(|method| Some((method, method.largest_batch?))) else {
             return Ok(());
         };
-        let measured = fastest.points.iter().map(|point| point.batch).max().unwrap_or(0);
         write!(
             f,
             "the highest throughput is that of {} at its largest batch, {batch}: {:.1} samples/s",
             fastest.method,
             fastest.throughput_there.unwrap_or(0.0),
         )?;
-        if batch as i64 > 2 * measured {
-            write!(f, " (extrapolated: the largest batch that was recorded is {measured})")?;
+        if self.methods.iter().any(MethodAdvice::extrapolates) {
+            let recorded = fastest.largest_recorded();
+            write!(
+                f,
+                "\n~ is extrapolated: the largest batch that was recorded is {recorded}, and nobody has tried so many"
+            )?;
         }
         writeln!(f)
     }

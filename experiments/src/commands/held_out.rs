@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::held_out::{
-    ALONE, Contest, Contestant, Field, Judged, Known, MakePolicy, PLANNER, PointReport, Skipped, Summary, called, grid,
-    print, spread_evenly, way_of,
+    ALONE, Contest, Contestant, Field, Known, PLANNER, PointReport, Skipped, Summary, called, grid, print,
+    spread_evenly, way_of,
 };
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
 use crate::machine::Machine;
@@ -173,7 +173,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
     let (points, skipped) = threads.install(|| compare(&contest, &traces, machine.latency_ns(), flags));
     if points.is_empty() {
-        bail!("no point says anything: {skipped:?}");
+        bail!("no point says anything: {skipped}");
     }
     let summary = Summary::of(&points);
     if let Some(path) = request.json {
@@ -286,17 +286,17 @@ fn compare(
     latency_ns: u64,
     flags: &HeldOutFlags,
 ) -> (Vec<PointReport>, Skipped) {
-    let learned: Vec<&dyn MakePolicy> = contest.contestants.iter().map(|contestant| contestant as _).collect();
+    let learned: Vec<&Chosen> = contest.contestants.iter().map(|contestant| &contestant.policy).collect();
     let spinner = progress::spinner("choosing points");
     let links: Vec<Link> =
         flags.links.iter().map(|link| Link::symmetric(link.bytes_per_second(), latency_ns)).collect();
     let (points, mut skipped) = grid(traces, &links, flags.recompute_only, &learned);
     spinner.finish_and_clear();
     let bar = progress::bar(points.len() as u64, "baselines");
-    let judged: Vec<Judged> = points.into_par_iter().map(Field::judge).inspect(|_| bar.inc(1)).collect();
+    let all = points.len();
+    let judged: Vec<Option<Field>> = points.into_par_iter().map(Field::judge).inspect(|_| bar.inc(1)).collect();
+    let fields: Vec<Field> = judged.into_iter().flatten().collect();
     bar.finish_and_clear();
-    let all = judged.len();
-    let fields: Vec<Box<Field>> = judged.into_iter().filter_map(Judged::open).collect();
     skipped.free = all - fields.len();
     let open = fields.len();
     let fields = spread_evenly(fields, flags.points_max.unwrap_or(usize::MAX));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use plimsoll_env::units::Budget;
+use plimsoll_runtime::planner::SEARCH;
 use plimsoll_runtime::{Action, ActionSet, Decided, Lineage, PlanFile, Problem, Timeline, Trace};
 
 use crate::chosen::{Chosen, PlannerFlags};
@@ -14,7 +15,7 @@ use crate::explanation;
 use crate::loops::{LinkFlag, described};
 use crate::machine::{Machine, RecordedOn};
 use crate::online;
-use crate::patient::{SEARCH, decide_by_search, decide_exactly};
+use crate::patient::{decide_by_search, decide_exactly};
 use crate::results::{PointResult, write_json};
 use crate::table::{Table, mib, milliseconds, percent};
 

@@ -16,6 +16,7 @@ use plimsoll_agent::{
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::{Domain, TaughtEnvironment};
+use plimsoll_runtime::file::{require_writable, sha256_hex};
 use plimsoll_runtime::observation::FEATURE_TABLE;
 use plimsoll_runtime::{Lineage, Link, PolicyFile, Problem, Trace};
 use serde_json::Value;
@@ -131,15 +132,20 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         course.pupil.hide(&hidden);
     }
     // All that can, fails before an hour of training does.
+    [&arguments.out, &course.state].into_iter().try_for_each(|path| require_writable(path))?;
     let open = |stage| Course::open(&config, &arguments, stage, false);
     let mut later = (first + 1..algorithms.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
     let weights = course.pupil.weights()?;
     later.iter_mut().try_for_each(|next| next.pupil.start_from(&weights))?;
-    course.pupil.save(&course.state)?;
-    later.iter().try_for_each(|next| forget(&next.state))?;
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
+    let world = worlds.digest();
+    for stage in [&mut course].into_iter().chain(&mut later) {
+        stage.pupil.enter(&world).with_context(|| stage.state.display().to_string())?;
+    }
+    course.pupil.save(&course.state)?;
+    later.iter().try_for_each(|next| forget(&next.state))?;
     if let Some(other) = from.filter(|other| *other != family) {
         eprintln!("plimsoll: warning: --from: that policy was trained on the family {other}, not {family}");
     }
@@ -462,6 +468,11 @@ impl Worlds {
             validation.push(domain(config, machine, range, validated));
         }
         Ok(Worlds { training: training.into(), validation: validation.into() })
+    }
+
+    /// What tells them from others.
+    fn digest(&self) -> String {
+        sha256_hex(format!("{:?}{:?}", self.training, self.validation).as_bytes())
     }
 }
 

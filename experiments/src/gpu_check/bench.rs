@@ -6,7 +6,7 @@ use plimsoll_env::Instance;
 use plimsoll_env::real::{Measurement, run_plan};
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::torch::Executor;
-use plimsoll_runtime::{ActionSet, Decided, Lineage, Timeline};
+use plimsoll_runtime::{ActionSet, Decided, Lineage};
 use serde::Serialize;
 
 use super::{Bed, Findings};
@@ -110,9 +110,8 @@ impl<'a> Bench<'a> {
     /// What the allocator has of the device at most in one iteration by plan that finds its cache empty.
     fn reserved_peak_bytes(&mut self, instance: &Instance, decided: &Decided) -> anyhow::Result<u64> {
         let OpenDevice { session, engines, .. } = &self.bed.on;
-        let (trace, lineage, plan) = (&*instance.trace, &*instance.lineage, &decided.planned.plan);
-        let (schedule, _) = Timeline::new(trace, lineage, instance.link).schedule(plan, instance.budget_bytes);
-        let mut executor = Executor::new(*session, trace, lineage, plan, schedule, engines.engine(None)?);
+        let plan = &decided.planned.plan;
+        let mut executor = Executor::new(*session, &instance.problem(), plan, engines.engine(None)?);
         // This one matches storages with the trace.
         executor.iteration(|| self.workload.iteration())?.0?;
         engines.settle();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use plimsoll_env::Instance;
 use plimsoll_env::real::run_plan;
-use plimsoll_env::workload::Workload;
+use plimsoll_env::workload::{Workload, bits};
 use plimsoll_runtime::baselines::baseline;
 use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
 use plimsoll_runtime::torch::{Audit, Recorder};
@@ -14,7 +14,6 @@ use plimsoll_runtime::{ActionSet, Lineage, Link, plan};
 use serde::Serialize;
 
 use super::{Bed, Findings};
-use crate::loops::bits;
 
 /// Iterations that a trace is made of.
 const RECORDED: usize = 3;

@@ -1,7 +1,7 @@
 //! What the interceptor costs: the loop left alone beside the loop under Plimsoll with nothing to evict.
 
 use plimsoll_runtime::torch::Executor;
-use plimsoll_runtime::{Lineage, Plan, Timeline};
+use plimsoll_runtime::{ActionSet, Lineage, Plan, Problem};
 use serde::Serialize;
 
 use super::{Bed, Findings};
@@ -25,10 +25,10 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
     let mut workload = bed.workload()?;
     let (trace, _) = bed.record(workload.as_mut(), 3)?;
     let lineage = Lineage::of(&trace);
+    let tiers = bed.on.reckoned_link()?.into();
+    let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes: u64::MAX, actions: ActionSet::ALL };
     let keep_all = Plan::keep_all(lineage.windows().len());
-    let (schedule, _) = Timeline::new(&trace, &lineage, bed.on.reckoned_link()?).schedule(&keep_all, u64::MAX);
-    let engine = bed.on.engines.engine(None)?;
-    let mut executor = Executor::new(bed.on.session, &trace, &lineage, &keep_all, schedule, engine);
+    let mut executor = Executor::new(bed.on.session, &problem, &keep_all, bed.on.engines.engine(None)?);
     let (mut plain, mut watched) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let (_, left_alone) = bed.timed(|| Ok(workload.iteration()?))?;

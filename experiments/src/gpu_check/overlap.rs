@@ -5,9 +5,9 @@ use std::ops::Range;
 use anyhow::ensure;
 use plimsoll_env::Instance;
 use plimsoll_env::workload::Workload;
+use plimsoll_runtime::Decided;
 use plimsoll_runtime::torch::copy::TimedCopies;
 use plimsoll_runtime::torch::{Executor, TimedIteration};
-use plimsoll_runtime::{Decided, Timeline};
 use serde::Serialize;
 
 use super::Bed;
@@ -42,10 +42,8 @@ impl Noted {
         instance: &Instance,
         decided: &Decided,
     ) -> anyhow::Result<Self> {
-        let (trace, lineage, plan) = (&*instance.trace, &*instance.lineage, &decided.planned.plan);
-        let (schedule, _) = Timeline::new(trace, lineage, instance.link).schedule(plan, instance.budget_bytes);
-        let engines = &bed.on.engines;
-        let mut executor = Executor::new(bed.on.session, trace, lineage, plan, schedule, engines.engine(None)?);
+        let (engines, plan) = (&bed.on.engines, &decided.planned.plan);
+        let mut executor = Executor::new(bed.on.session, &instance.problem(), plan, engines.engine(None)?);
         for _ in 0..2 {
             executor.iteration(|| workload.iteration())?.0?;
         }

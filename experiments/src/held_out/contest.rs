@@ -12,7 +12,7 @@ use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Choice, Decided, LearnedPolicy, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
 
-use super::points::{Field, MakePolicy, Point};
+use super::points::{Field, Point};
 use super::processor::timed;
 use crate::chosen::Chosen;
 
@@ -81,12 +81,6 @@ impl Policy for Unasked {
 
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         self.0.choose(pressure)
-    }
-}
-
-impl MakePolicy for Contestant {
-    fn make(&self) -> Box<dyn Policy + Send> {
-        self.policy.policy()
     }
 }
 
@@ -241,7 +235,8 @@ impl Contest<'_> {
         for contestant in self.contestants {
             let by = contestant.policy.decides();
             let decoded_by = |policy: &mut dyn Policy| Decided { planned: plan(problem, policy), by };
-            let alone = Made::of(way_of(&contestant.name, ALONE), timed(|| decoded_by(contestant.make().as_mut())));
+            let alone =
+                Made::of(way_of(&contestant.name, ALONE), timed(|| decoded_by(contestant.policy.policy().as_mut())));
             // Its search has a guide and several starts: other moves, which take other times.
             let starts: Vec<Plan> = [&alone.planned.plan].into_iter().chain(&seed).cloned().collect();
             let pace = LazyCell::new(|| Pace::of(problem, &starts, contestant.policy.learned().as_ref()));
@@ -249,7 +244,7 @@ impl Contest<'_> {
             let planner = self.planner(&in_time, |time| self.limits(|| &pace, time));
             plans.push(alone);
             if let Chosen::Learned { .. } = contestant.policy {
-                let unasked = || decoded_by(&mut Unasked(contestant.make()));
+                let unasked = || decoded_by(&mut Unasked(contestant.policy.policy()));
                 plans.push(Made::of(way_of(&contestant.name, UNASKED), timed(unasked)));
                 let decoding = Planner::decoding(self.decodes, self.seed);
                 plans.push(Made::of(
@@ -360,9 +355,7 @@ impl Pace {
 
 fn search_for(problem: Problem<'_>, starts: &[Plan], limits: Limits) -> Decided {
     let found = search(problem, starts, limits, None, &mut |_| ControlFlow::Continue(()));
-    let decide_ns = found.elapsed.as_nanos() as u64;
-    let planned = Planned { plan: found.plan, prediction: found.prediction, decisions: 0, decide_ns };
-    Decided { planned, by: planner::SEARCH }
+    Decided { planned: found.into(), by: planner::SEARCH }
 }
 
 /// What `plans` came to; none where none holds the budget.

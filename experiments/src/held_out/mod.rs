@@ -16,5 +16,5 @@ mod summary;
 
 pub use contest::{ALONE, Contest, Contestant, Known, PLANNER, PointReport, called, way_of};
 pub use digest::{Digest, Digested};
-pub use points::{Field, Judged, MakePolicy, Skipped, grid, spread_evenly};
+pub use points::{Field, Skipped, grid, spread_evenly};
 pub use summary::{Summary, print};

@@ -1,16 +1,18 @@
 //! The points to judge at: members, budgets and links, and which of them say something.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_env::Instance;
 use plimsoll_env::predicted::TRIVIAL_OVERHEAD;
 use plimsoll_runtime::baselines::{BASELINES, baseline};
-use plimsoll_runtime::{ActionSet, Lineage, Link, Plan, Planned, Policy, Sweep, Trace, least_feasible_budget};
+use plimsoll_runtime::{ActionSet, Lineage, Link, Planned, Trace, least_feasible_budget};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::processor::timed;
+use crate::chosen::Chosen;
 
 /// Budgets as shares of the keep-all peak.
 const RATIOS: [f64; 7] = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3];
@@ -43,16 +45,22 @@ pub struct Skipped {
     pub beyond_points_max: usize,
 }
 
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Skipped { keep_all_fits, free, infeasible, beyond_points_max } = self;
+        write!(
+            f,
+            "at {keep_all_fits} nothing has to be evicted, at {free} some baseline evicts for nothing, at {infeasible} nothing \
+             holds the budget, and {beyond_points_max} are more than were asked for"
+        )
+    }
+}
+
 /// The points of `traces`, in order, and how many more there are where nothing has to be evicted or not enough can be.
 ///
 /// Every budget is met over each of `links`, of which there is one at least, and by recomputing alone. `learned` policies
 /// help to find the least feasible budget.
-pub fn grid(
-    traces: &[Arc<Trace>],
-    links: &[Link],
-    recompute_only: bool,
-    learned: &[&dyn MakePolicy],
-) -> (Vec<Point>, Skipped) {
+pub fn grid(traces: &[Arc<Trace>], links: &[Link], recompute_only: bool, learned: &[&Chosen]) -> (Vec<Point>, Skipped) {
     let of_trace = |trace: &Arc<Trace>| {
         let lineage = Arc::new(Lineage::of(trace));
         let swapping = links.iter().map(|&link| (link, ActionSet::ALL)).filter(|_| !recompute_only).collect();
@@ -80,29 +88,19 @@ pub fn grid(
     let all: Vec<Point> = traces.par_iter().flat_map_iter(of_trace).collect();
     let (possible, hopeless): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|point| !point.instance.problem().is_hopeless());
-    let (pressed, fitting): (Vec<_>, Vec<_>) = possible.into_iter().partition(Point::asks_for_a_decision);
+    let (pressed, fitting): (Vec<_>, Vec<_>) =
+        possible.into_iter().partition(|point| point.instance.asks_for_a_decision());
     (pressed, Skipped { keep_all_fits: fitting.len(), infeasible: hopeless.len(), ..Skipped::default() })
 }
 
-/// Something that makes a policy anew for each problem.
-pub trait MakePolicy: Sync {
-    /// A fresh policy.
-    fn make(&self) -> Box<dyn Policy + Send>;
-}
-
 /// The least budget that a frugal baseline or a learned policy holds.
-fn least_feasible(instance: &Instance, learned: &[&dyn MakePolicy]) -> u64 {
+fn least_feasible(instance: &Instance, learned: &[&Chosen]) -> u64 {
     let mut policies: Vec<_> = FRUGAL.iter().filter_map(|name| baseline(name, 0)).collect();
-    policies.extend(learned.iter().map(|policy| policy.make()));
+    policies.extend(learned.iter().map(|policy| policy.policy()));
     least_feasible_budget(instance.problem(), &mut policies)
 }
 
 impl Point {
-    fn asks_for_a_decision(&self) -> bool {
-        let windows = self.instance.lineage.windows().len();
-        Sweep::new(self.instance.problem(), Plan::keep_all(windows)).pressure().is_some()
-    }
-
     /// Whether nothing may be swapped.
     pub fn is_recompute_only(&self) -> bool {
         !self.instance.actions.swap
@@ -117,37 +115,18 @@ pub struct Field {
     pub plans: Vec<(&'static str, Planned, Duration)>,
 }
 
-/// What the baselines say of a point.
-pub enum Judged {
-    /// There is something to be gained.
-    Open(Box<Field>),
-    /// Some baseline evicts at next to no overhead.
-    Free,
-}
-
-impl Judged {
-    /// The field, where there is something to be gained.
-    pub fn open(self) -> Option<Box<Field>> {
-        match self {
-            Judged::Open(field) => Some(field),
-            Judged::Free => None,
-        }
-    }
-}
-
 impl Field {
-    /// Lets every baseline plan.
-    pub fn judge(point: Point) -> Judged {
+    /// Lets every baseline plan; none where some baseline evicts at next to no overhead, so that nothing is to be gained.
+    pub fn judge(point: Point) -> Option<Self> {
         let plan = |name: &&'static str| {
             let (planned, time) = timed(|| point.instance.plan_with(name));
             planned.map(|planned| (*name, planned, time))
         };
         let plans: Vec<_> = BASELINES.iter().filter_map(plan).collect();
         let field = Field { point, plans };
-        match field.best() {
-            Some((_, best, _)) if field.point.instance.overhead(&best.prediction) <= TRIVIAL_OVERHEAD => Judged::Free,
-            _ => Judged::Open(Box::new(field)),
-        }
+        let overhead = |(_, best, _): (_, &Planned, _)| field.point.instance.overhead(&best.prediction);
+        let is_free = field.best().map(overhead).is_some_and(|overhead| overhead <= TRIVIAL_OVERHEAD);
+        (!is_free).then_some(field)
     }
 
     /// The fastest plan that holds the budget, and whose it is; the first of equals.

@@ -53,6 +53,7 @@ pub use vdnn_conv::VdnnConv;
 pub use vdnn_dyn::VdnnDyn;
 pub use vdnn_plus::VdnnPlus;
 
+use crate::decode::plan;
 use crate::lineage::WindowId;
 use crate::observation::{Candidate, Pressure};
 use crate::plan::{Action, Plan};
@@ -120,6 +121,12 @@ pub fn baseline(name: &str, seed: u64) -> Option<Box<dyn Policy + Send>> {
         "genetic" => Box::new(Genetic::new(seed)),
         _ => return None,
     })
+}
+
+/// The plans of all [`BASELINES`], in their order.
+pub fn plans_of_all(problem: Problem<'_>, seed: u64) -> Vec<Plan> {
+    let policies = BASELINES.iter().filter_map(|name| baseline(name, seed));
+    policies.map(|mut policy| plan(problem, policy.as_mut()).plan).collect()
 }
 
 /// Operators that compute much for each byte that they make, by a part of their names.

@@ -1,7 +1,6 @@
 use std::ops::ControlFlow;
 
-use super::{BASELINES, baseline};
-use crate::decode::plan;
+use super::plans_of_all;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::search::{Limits, search};
@@ -24,8 +23,9 @@ impl Searched {
 
 impl Policy for Searched {
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
-        let policies = BASELINES.iter().filter_map(|name| baseline(name, self.limits.seed));
-        let starts: Vec<Plan> = policies.map(|mut policy| plan(*problem, policy.as_mut()).plan).collect();
-        search(*problem, &starts, self.limits, None, &mut |_| ControlFlow::Continue(())).plan
+        search(*problem, &plans_of_all(*problem, self.limits.seed), self.limits, None, &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .plan
     }
 }

@@ -16,9 +16,9 @@ use super::residency::Residency;
 use super::session::{Session, SessionError};
 use crate::baselines::Dtr;
 use crate::hardware::Link;
-use crate::lineage::Lineage;
 use crate::plan::{ActionSet, Plan};
-use crate::schedule::Schedule;
+use crate::sweep::Problem;
+use crate::timeline::Timeline;
 use crate::trace::Trace;
 
 /// Follows a training loop with one schedule.
@@ -44,15 +44,10 @@ pub struct TimedIteration<R> {
 }
 
 impl Executor {
-    /// An executor of `schedule`, which was made for `plan` on `trace`.
-    pub fn new(
-        session: Session,
-        trace: &Trace,
-        lineage: &Lineage,
-        plan: &Plan,
-        schedule: Schedule,
-        engine: Box<dyn CopyEngine>,
-    ) -> Self {
+    /// An executor of `plan` for `problem`, whose copies `engine` makes.
+    pub fn new(session: Session, problem: &Problem<'_>, plan: &Plan, engine: Box<dyn CopyEngine>) -> Self {
+        let Problem { trace, lineage, tiers, budget_bytes, .. } = *problem;
+        let (schedule, _) = Timeline::new(trace, lineage, tiers).schedule(plan, budget_bytes);
         let known = Known { trace: Arc::new(trace.clone()), lineage: Arc::new(lineage.clone()) };
         let scheduled = Scheduled::new(&known, plan.clone(), schedule, None);
         // Nothing raises pressure where there is no budget.

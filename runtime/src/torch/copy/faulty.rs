@@ -136,10 +136,6 @@ impl CopyEngine for FaultyEngine {
         self.inner.free(copy);
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.inner.high_water_bytes()
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         self.inner.tiers()
     }

@@ -301,10 +301,6 @@ impl CopyEngine for FileEngine {
         slab.read(&[Part { offset: copy.offset, to }], &self.read_bounce)
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.room.account().high_water_bytes
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         let account = self.room.account();
         let limit_bytes = self.room.limit_bytes;

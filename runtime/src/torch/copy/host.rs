@@ -132,10 +132,6 @@ impl CopyEngine for HostEngine {
         Ok(())
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.slabs.usage().high_water_bytes
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         vec![self.slabs.usage()]
     }

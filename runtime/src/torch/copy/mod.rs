@@ -212,12 +212,12 @@ pub trait CopyEngine: Send {
         drop(copy);
     }
 
-    /// Most bytes that the slow tiers have held, in whole pages; each counted at its own highest.
-    fn high_water_bytes(&self) -> u64;
-
     /// What each slow tier holds.
-    fn tiers(&self) -> Vec<TierUse> {
-        Vec::new()
+    fn tiers(&self) -> Vec<TierUse>;
+
+    /// Most bytes that the slow tiers have held, in whole pages; each counted at its own highest.
+    fn high_water_bytes(&self) -> u64 {
+        self.tiers().iter().map(|tier| tier.high_water_bytes).sum()
     }
 
     /// Bytes that there is room for in all, and whose copies fail only where the device does. None where the host's threads or its files

@@ -321,10 +321,6 @@ impl CopyEngine for StreamEngine {
         ticket.done().try_for_each(|done| self.wait_for(event_of(done)))
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.slabs.usage().high_water_bytes
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         vec![self.slabs.usage()]
     }

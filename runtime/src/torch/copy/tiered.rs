@@ -78,10 +78,6 @@ impl CopyEngine for TieredEngine {
         self.of(copy.tier()).free(copy);
     }
 
-    fn high_water_bytes(&self) -> u64 {
-        self.host.high_water_bytes() + self.file.high_water_bytes()
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         [self.host.tiers(), self.file.tiers()].concat()
     }
