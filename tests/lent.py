@@ -56,7 +56,7 @@ def main():
         read.append([one.double().sum().item() for one in shared])
     read.append([weight.double().sum().item() for weight in weights])
     evictions = runtime.report()["reactive_evictions"] if runtime else 0
-    print(json.dumps({"read": read, "evictions": evictions}))
+    print(json.dumps({"found": read, "evictions": evictions}))
 
 
 if __name__ == "__main__":

@@ -90,11 +90,16 @@ impl Ground {
 
     /// The job with those flags, by two processes that share its work.
     fn shared_job(&self, flags: &str) -> [Value; 2] {
+        self.by_two(JOB, flags)
+    }
+
+    /// A program with those flags, run by two processes that can find each other.
+    fn by_two(&self, program: &str, flags: &str) -> [Value; 2] {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
         let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("GLOO_SOCKET_IFNAME", "lo")];
         let start = |rank| {
             let place = [("WORLD_SIZE", "2"), ("RANK", rank)];
-            self.start(JOB, flags, &[meeting.as_slice(), &place].concat())
+            self.start(program, flags, &[meeting.as_slice(), &place].concat())
         };
         ["0", "1"].map(start).map(|job| job.end().unwrap())
     }
@@ -161,6 +166,12 @@ fn assert_within_budget(job: &Value, budget_bytes: u64, untouched: &Value) {
     assert_same(job, untouched);
     let report = &job["report"];
     assert!(report["peak_bytes"].as_u64() <= Some(budget_bytes), "more than {budget_bytes}: {report}");
+}
+
+/// Asserts that a job has found what the one that was left alone has, though much was away.
+fn assert_found(within: &Value, untouched: &Value) {
+    assert_eq!(within["found"], untouched["found"]);
+    assert!(within["evictions"].as_u64() > Some(20), "little was away: {}", within["evictions"]);
 }
 
 /// Asserts that the last iteration was planned.
@@ -359,8 +370,7 @@ fn what_is_shared_between_iterations_stays() {
     for device in ground.devices() {
         let run = |budget: &str| ground.start("lent.py", &format!("--device {device} {budget}"), &[]).end().unwrap();
         let (untouched, within) = (run(""), run("--budget 3.6MB"));
-        assert_eq!(within["read"], untouched["read"], "{device}");
-        assert!(within["evictions"].as_u64() > Some(20), "{device}: little was away: {}", within["evictions"]);
+        assert_found(&within, &untouched);
     }
 }
 
@@ -459,6 +469,26 @@ fn a_job_of_several_processes_keeps_every_bit_within_a_budget_of_each() {
             assert_eq!(last["course"], "planned", "{device}, {how}: {}", job["report"]);
             assert!(followed(&job["report"]) > 3, "{device}, {how}: {}", job["report"]);
         }
+    }
+}
+
+#[test]
+fn what_processes_gather_is_what_they_have() {
+    let Some(ground) = ground() else { return };
+    let untouched = ground.by_two("gathers.py", "");
+    for budget in ["250kB", "220kB"] {
+        let within = ground.by_two("gathers.py", &format!("--budget {budget}"));
+        within.iter().zip(&untouched).for_each(|(within, untouched)| assert_found(within, untouched));
+    }
+}
+
+#[test]
+fn what_is_used_by_its_address_is_there() {
+    let Some(ground) = ground() else { return };
+    let run = |flags| ground.start("by_address.py", flags, &[]).end().unwrap();
+    let untouched = run("");
+    for budget in ["--budget 200kB", "--budget 140kB"] {
+        assert_found(&run(budget), &untouched);
     }
 }
 

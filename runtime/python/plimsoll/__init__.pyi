@@ -18,8 +18,8 @@ class Runtime:
         print(runtime)
 
     Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), by `torch.save`, `tolist`, `numpy` and DLPack,
-    not by its address (`data_ptr`, a kernel of Triton's), unless an operator has just made or used it, or `touch` has. What shares
-    its memory with NumPy or by DLPack stays. Between iterations all may be read.
+    not by its address (`data_ptr`, a generator's `set_state`, a kernel of Triton's), unless an operator has just made or used it,
+    or `touch` has. What shares its memory with NumPy or by DLPack stays. Between iterations all may be read.
 
     What `torch.compile` makes of a function is one operator: what it reads is there while it runs, and nothing within is evicted.
     Compile layers rather than the whole model. Leave CUDA graphs off, which go on with addresses that tensors have left; those of

@@ -11,6 +11,7 @@ import sys
 import torch
 
 from . import _intercepted
+from ._regions import within
 
 _INDUCTOR = "torch._inductor.output_code"
 # Operators of others may keep things to themselves, and give other bits when they run again.
@@ -75,14 +76,8 @@ def run_as_region(graph, run, inputs):
     """What `run` makes of a graph and its inputs: a list of their own, which it may let go of."""
     if not _intercepted.is_under_way():
         return run(graph, inputs)
-    _layout_of(graph, run, inputs).enter(inputs)
-    try:
-        results = run(graph, inputs)
-    except BaseException:
-        torch.ops.plimsoll.fail_region()
-        raise
-    torch.ops.plimsoll.leave_region(_tensors(results))
-    return results
+    layout = _layout_of(graph, run, inputs)
+    return within(lambda: layout.enter(inputs), lambda: run(graph, inputs), _tensors)
 
 
 def _run_again(read, written, numbers, graph):

@@ -1,18 +1,20 @@
 """What PyTorch does with a storage past the dispatcher: operators announce it."""
 
-import contextlib
-
 import torch
 
 from . import _intercepted
+from ._regions import within
 
 _resize, _get_item = torch.UntypedStorage.resize_, torch.UntypedStorage.__getitem__
 _share_cuda = torch.UntypedStorage._share_cuda_
 _write_file = torch.UntypedStorage._write_file
+_byteswap = torch.UntypedStorage.byteswap
+_set_rng_state = torch.random.set_rng_state
 _write_record = torch._C.PyTorchFileWriter.write_record
 _to_list, _to_numpy, _to_dlpack = torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__dlpack__
 _to_capsule = torch.utils.dlpack.to_dlpack
 _array_interface = torch.Tensor.__cuda_array_interface__
+_script, _function = torch.jit.RecursiveScriptModule, torch.jit.ScriptFunction
 
 
 def _resize_announced(storage, size):
@@ -37,34 +39,31 @@ def _share_cuda_announced(storage, *how):
     return _share_cuda(storage, *how)
 
 
-@contextlib.contextmanager
-def _kept(enter, *what):
-    """What is read by its address, in whatever thread, stays there meanwhile."""
-    enter(*what)
-    try:
-        yield
-    except BaseException:
-        torch.ops.plimsoll.fail_region()
-        raise
-    torch.ops.plimsoll.leave_region([])
+def _reading(storage, read):
+    """What `read` returns; the storage stays there meanwhile, in whatever thread."""
+    return within(lambda: torch.ops.plimsoll.enter_read(storage, "plimsoll::read"), read)
 
 
-def _reading(storage):
-    return _kept(torch.ops.plimsoll.enter_read, storage, "plimsoll::read")
-
-
-def _reading_all(tensors):
-    return _kept(torch.ops.plimsoll.enter_region, tensors, [], [], 0, "plimsoll::region_once")
+def _touching(read, written, touch):
+    """What `touch` returns; the tensors stay there meanwhile."""
+    return within(lambda: torch.ops.plimsoll.enter_region(read, written, [], 0, "plimsoll::region_once"), touch)
 
 
 def _write_file_announced(storage, *how):
-    with _reading(storage):
-        return _write_file(storage, *how)
+    return _reading(storage, lambda: _write_file(storage, *how))
 
 
 def _write_record_announced(writer, name, data, *how):
-    with _reading(data) if isinstance(data, torch.UntypedStorage) else contextlib.nullcontext():
+    if not isinstance(data, torch.UntypedStorage):
         return _write_record(writer, name, data, *how)
+    return _reading(data, lambda: _write_record(writer, name, data, *how))
+
+
+def _byteswap_announced(storage, dtype):
+    if not _intercepted.is_under_way() or storage.nbytes() == 0:
+        return _byteswap(storage, dtype)
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return _touching([], [whole], lambda: _byteswap(storage, dtype))
 
 
 def _is_plain(tensor):
@@ -79,9 +78,27 @@ def _lend(tensor):
 
 
 def _to_list_announced(tensor):
-    is_read = _intercepted.is_under_way() and _is_plain(tensor)
-    with _reading(tensor.untyped_storage()) if is_read else contextlib.nullcontext():
+    if not _intercepted.is_under_way() or not _is_plain(tensor):
         return _to_list(tensor)
+    return _reading(tensor.untyped_storage(), lambda: _to_list(tensor))
+
+
+def _in_place(change):
+    """`change`, a method that writes its tensor, element by element, from what it is given, tensors among it."""
+
+    def announced(tensor, *given):
+        if not _intercepted.is_under_way():
+            return change(tensor, *given)
+        read = [one for one in given if isinstance(one, torch.Tensor)]
+        return _touching(read, [tensor], lambda: change(tensor, *given))
+
+    return announced
+
+
+def _set_rng_state_announced(new_state):
+    if not _intercepted.is_under_way():
+        return _set_rng_state(new_state)
+    return _reading(new_state.untyped_storage(), lambda: _set_rng_state(new_state))
 
 
 def _to_numpy_announced(tensor, **how):
@@ -111,31 +128,53 @@ def _announcing(save, held):
     def announced(saved, *where, **how):
         if not _intercepted.is_under_way():
             return save(saved, *where, **how)
-        with _reading_all([one for one in held(saved) if isinstance(one, torch.Tensor)]):
-            return save(saved, *where, **how)
+        return _touching(held(saved), [], lambda: save(saved, *where, **how))
 
     return announced
 
 
+def _tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors_in(part)]
+
+
+def _constants_of(function):
+    nodes = function.graph.findAllNodes("prim::Constant")
+    return [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+
+
 def _held_by_script(module):
-    return [*module.parameters(), *module.buffers()]
+    held = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        if isinstance(part, _script):
+            held += _tensors_in([part._c.getattr(name) for name in part._concrete_type.get_attributes()])
+            held += [constant for name in part._c._method_names() for constant in _constants_of(part._c._get_method(name))]
+    return held
 
 
 def _held_by_exported(program):
-    return [*program.state_dict.values(), *program.constants.values()]
+    return _tensors_in([*program.state_dict.values(), *program.constants.values()])
 
 
 torch.UntypedStorage.resize_ = _resize_announced
 torch.UntypedStorage.__getitem__ = _get_item_announced
 torch.UntypedStorage._share_cuda_ = _share_cuda_announced
+torch.UntypedStorage.byteswap = _byteswap_announced
 torch.UntypedStorage._write_file = _write_file_announced
 torch._C.PyTorchFileWriter.write_record = _write_record_announced
 torch.Tensor.tolist = _to_list_announced
+torch.Tensor.apply_ = _in_place(torch.Tensor.apply_)
+torch.Tensor.map_ = _in_place(torch.Tensor.map_)
+torch.Tensor.map2_ = _in_place(torch.Tensor.map2_)
+torch.set_rng_state = torch.random.set_rng_state = _set_rng_state_announced
 torch.Tensor.numpy = _to_numpy_announced
 torch.Tensor.__dlpack__ = _to_dlpack_announced
 torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_capsule_announced
 torch.Tensor.__cuda_array_interface__ = property(_array_interface_announced)
-_script = torch.jit.RecursiveScriptModule
 _script.save = _announcing(_script.save, _held_by_script)
 _script.save_to_buffer = _announcing(_script.save_to_buffer, _held_by_script)
+_function.save = _announcing(_function.save, _constants_of)
+_function.save_to_buffer = _announcing(_function.save_to_buffer, _constants_of)
 torch.export.save = _announcing(torch.export.save, _held_by_exported)

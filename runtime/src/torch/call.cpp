@@ -30,6 +30,20 @@ bool covers_storage(const c10::TensorImpl* tensor) {
          tensor->numel() * tensor->itemsize() == storage.nbytes();
 }
 
+// What hides in lists of lists, as of a collective operation that gathers, in tuples and in dictionaries.
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.unsafeToTensorImpl());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, visit);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) for_each_tensor(element, visit);
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) for_each_tensor(entry.value(), visit);
+  }
+}
+
 // Bystanders may be on any.
 struct OnCountedDevice {
   OnCountedDevice() {
@@ -159,7 +173,9 @@ void Call::find_accesses() {
   for (size_t index : facts_.tensor_arguments) {
     const Argument& argument = facts_.arguments[index];
     const c10::IValue& value = arguments_[index];
-    if (value.isTensor()) {
+    if (C10_UNLIKELY(argument.kind == Argument::Opaque)) {
+      for_each_tensor(value, [&](c10::TensorImpl* tensor) { one(tensor, argument); });
+    } else if (value.isTensor()) {
       one(value.unsafeToTensorImpl(), argument);
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef())

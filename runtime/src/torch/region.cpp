@@ -67,8 +67,12 @@ void leave(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* s
   if (auto region = take_innermost()) region->leave(results);
 }
 
-void fail(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) {
-  if (auto region = take_innermost()) region->fail();
+int64_t depth() { return static_cast<int64_t>(regions.size()); }
+
+// All that are within the one of that depth, which may be none: an exception may come right after a region was entered or left.
+void fail_to(int64_t depth) {
+  while (regions.size() > static_cast<size_t>(depth))
+    if (auto region = take_innermost()) region->fail();
 }
 
 // What a region is: one that can run again, unless it writes more than one tensor; one that cannot; one that also may send what
@@ -80,13 +84,25 @@ TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
               {at::Tag::nondeterministic_seeded});
   library.def("region_once(Tensor[] read, Tensor[] written, int[] numbers, int graph) -> Tensor[]");
   library.def("communicating_region(Tensor[] read, Tensor[] written, int[] numbers, int graph) -> Tensor[]");
-  library.def("enter_region(Tensor[] read, Tensor[] written, int[] numbers, int graph, str operator) -> ()",
-              torch::CppFunction::makeFromBoxedFunction<&enter>());
+  library.def("enter_region(Tensor[] read, Tensor[] written, int[] numbers, int graph, str operator) -> ()");
   // While it is read by its address: the operator is `plimsoll::read`.
-  library.def("enter_read(Storage storage, str operator) -> ()", torch::CppFunction::makeFromBoxedFunction<&enter>());
-  library.def("leave_region(Tensor[] results) -> ()", torch::CppFunction::makeFromBoxedFunction<&leave>());
-  library.def("fail_region() -> ()", torch::CppFunction::makeFromBoxedFunction<&fail>());
+  library.def("enter_read(Storage storage, str operator) -> ()");
+  library.def("leave_region(Tensor[] results) -> ()");
+  library.def("region_depth() -> int");
+  library.def("fail_regions(int depth) -> ()");
 }
+
+void implement(torch::Library& library) {
+  library.impl("enter_region", torch::CppFunction::makeFromBoxedFunction<&enter>());
+  library.impl("enter_read", torch::CppFunction::makeFromBoxedFunction<&enter>());
+  library.impl("leave_region", torch::CppFunction::makeFromBoxedFunction<&leave>());
+  library.impl("region_depth", &depth);
+  library.impl("fail_regions", &fail_to);
+}
+
+TORCH_LIBRARY_IMPL(plimsoll, CompositeImplicitAutograd, library) { implement(library); }
+// A dispatch mode neither counts these nor takes them over: the program has not called them.
+TORCH_LIBRARY_IMPL(plimsoll, Python, library) { implement(library); }
 
 }  // namespace
 }  // namespace plimsoll
