@@ -336,6 +336,8 @@ fn goes_on_bit_for_bit(algorithm: &str) {
         let [from, to] = ["a", "b"].map(|name| bench.path(&format!("{name}.policy.traces/{file}")));
         std::fs::copy(from, to).unwrap();
     }
+    let elsewhere = bench.refuse(&format!("{} --resume --link 1GB/s", line("a.policy")));
+    assert!(elsewhere.contains("a.policy.state") && elsewhere.contains("begun with other traces"), "{elsewhere}");
     bench.succeed(&format!("{} --resume", line("a.policy")));
     bench.succeed(&format!("{} --resume", line("b.policy")));
     let [resumed, uninterrupted] = ["a.policy", "b.policy"].map(|name| PolicyFile::load(bench.path(name)).unwrap());

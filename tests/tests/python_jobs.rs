@@ -483,6 +483,18 @@ fn what_processes_gather_is_what_they_have() {
 }
 
 #[test]
+fn storages_that_are_copied_are_known_again() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let run =
+            |budget: &str| ground.start("deep_copies.py", &format!("--device {device} {budget}"), &[]).end().unwrap();
+        let (untouched, within) = (run(""), run("--budget 1MB"));
+        assert_found(&within, &untouched);
+        assert_planned(&within["report"]);
+    }
+}
+
+#[test]
 fn what_is_used_by_its_address_is_there() {
     let Some(ground) = ground() else { return };
     let run = |flags| ground.start("by_address.py", flags, &[]).end().unwrap();

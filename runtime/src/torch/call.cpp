@@ -180,8 +180,11 @@ void Call::find_accesses() {
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef())
         if (element.isTensor()) one(element.unsafeToTensorImpl(), argument);
-    } else if (value.isStorage() && (argument.is_written || facts_.reads_storage)) {
-      access(value.toStorage().unsafeGetStorageImpl(), argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ, facts_.locks);
+    } else if (value.isStorage()) {
+      auto* storage = value.toStorage().unsafeGetStorageImpl();
+      // One that nobody has seen is made by the operator that gives it to a tensor.
+      if (argument.is_written || facts_.reads_storage || entries().find(storage))
+        access(storage, argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ, facts_.locks);
     }
   }
   if (!facts_.writes) return;
