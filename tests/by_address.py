@@ -14,40 +14,45 @@ class Constants(torch.nn.Module):
     def __init__(self, constant):
         super().__init__()
         self.constant = constant
-        self.doubled = [constant * 2]
+        self.others = (constant * 2, constant * 3)
 
     def forward(self, hidden: torch.Tensor):
-        return hidden + self.constant + self.doubled[0]
+        return hidden + self.constant + self.others[0] * self.others[1]
 
 
-def press():
+def press(count=20):
     """What is not needed at once gives way."""
-    [torch.ones(64, 64) * number for number in range(20)]
+    [torch.ones(64, 64) * number for number in range(count)]
 
 
 def change_elements():
     changed, other = torch.full((64, 64), 2.0) * 2, torch.full((64, 64), 3.0) * 2
     changed.apply_(lambda value: value + 1)
     press()
-    changed.map_(other, lambda own, given: own * given)
+    changed.map_(other=other, callable=lambda own, given: own * given)
     press()
     changed.map2_(other, other, lambda own, one, two: own - one + two)
     press()
-    return [changed.sum().item()]
+    # A function of the program's may run operators.
+    few, table = torch.zeros(8), torch.arange(4096.0) * 2
+    press(400)
+    few.apply_(lambda value: (table + value).sum().item())
+    traced = torch.jit.trace(lambda hidden: hidden.clone().apply_(abs), torch.ones(8), check_trace=False)
+    return [changed.sum().item(), few.sum().item(), traced(few).sum().item()]
 
 
 def swap_bytes():
     swapped = torch.arange(4096, dtype=torch.int32) * 1
-    press()
+    press(400)
     swapped.untyped_storage().byteswap(torch.int32)
-    press()
+    press(400)
     return [swapped.double().sum().item()]
 
 
 def go_back_to_a_generator_s_state():
     state = torch.get_rng_state().clone()
     drawn = torch.rand(64)
-    press()
+    press(400)
     torch.set_rng_state(state)
     return [torch.equal(torch.rand(64), drawn)]
 
@@ -64,7 +69,12 @@ def save(program):
 def save_constants():
     constant = torch.full((64, 64), 0.5) * 3
     traced = torch.jit.trace(lambda hidden: hidden * constant, torch.ones(64, 64), check_trace=False)
-    return [save(traced), save(torch.jit.script(Constants(constant)))]
+
+    def call(hidden):
+        return traced(hidden) + 1
+
+    module = torch.jit.script(Constants(constant).eval())
+    return [save(program) for program in (traced, torch.jit.script(call), module, torch.jit.freeze(module))]
 
 
 def save_again_after_an_interruption():

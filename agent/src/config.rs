@@ -103,14 +103,14 @@ pub(crate) fn require(key: &'static str, holds: bool, expected: &'static str, fo
     if holds { Ok(()) } else { Err(ConfigError { key, expected, found }) }
 }
 
+/// The most of anything that is counted: far beyond any training.
+const COUNT_MAX: usize = 1_000_000;
+
 /// Refuses the first of `counts` that is none, or more than any training has.
 pub(crate) fn require_counts(counts: &[(&'static str, usize)]) -> Result<(), ConfigError> {
     let holds = |count| (1..=COUNT_MAX).contains(&count);
     counts.iter().try_for_each(|&(key, count)| require(key, holds(count), "between 1 and a million", count as f64))
 }
-
-/// The most of anything that is counted: far beyond any training.
-const COUNT_MAX: usize = 1_000_000;
 
 /// Refuses the first of `values` that is not finite and above 0.
 pub(crate) fn require_positive(values: &[(&'static str, f64)]) -> Result<(), ConfigError> {

@@ -12,7 +12,8 @@ pub fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
     let flag = interrupted.clone();
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(KILLED);
+            // SAFETY: ends the process, whatever other threads are doing.
+            unsafe { libc::_exit(KILLED) };
         }
         eprintln!("plimsoll: ending in order; Ctrl-C again ends at once");
     })?;

@@ -132,7 +132,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     attempt().map_err(|error| FileError::new(path, error))
 }
 
-/// Fails where [`write_whole`] would, for want of a folder or of permission: to be asked before hours of work.
+/// Fails where [`write_whole`] would, for want of a folder or of permission: to be asked before hours of work. What takes bytes
+/// as they come is not asked.
 pub fn require_writable(path: &Path) -> Result<(), FileError> {
     let attempt = || match destination(path)? {
         Destination::File(path) => temporary_beside(&path).map(drop),
@@ -149,12 +150,23 @@ enum Destination {
     Stream,
 }
 
+/// Links in a row that are followed.
+const LINKS_MAX: usize = 40;
+
 fn destination(path: &Path) -> io::Result<Destination> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(found) if found.is_file() => Ok(Destination::File(path.canonicalize()?)),
         Ok(_) => Ok(Destination::Stream),
-        Err(_) => Ok(Destination::File(path.to_owned())),
+        // A link may lead to what is yet to be written.
+        Err(_) => {
+            let mut path = path.to_owned();
+            for _ in 0..LINKS_MAX {
+                let Ok(target) = path.read_link() else { break };
+                path = path.parent().unwrap_or(Path::new("")).join(target);
+            }
+            Ok(Destination::File(path))
+        }
     }
 }
 
@@ -291,6 +303,11 @@ mod tests {
         write_whole(&link, b"through it").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"through it");
         assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+
+        let (ahead, later) = (folder.path().join("ahead"), folder.path().join("later"));
+        std::os::unix::fs::symlink("later", &ahead).unwrap();
+        write_whole(&ahead, b"to what is new").unwrap();
+        assert_eq!(std::fs::read(&later).unwrap(), b"to what is new");
 
         let pipe = folder.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());

@@ -111,6 +111,10 @@ impl<W: Workload + ?Sized> Workload for Box<W> {
     fn variables(&self) -> Vec<(String, Tensor)> {
         (**self).variables()
     }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        (**self).trainable()
+    }
 }
 
 /// The bytes of every parameter and buffer, by name.

@@ -137,6 +137,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut later = (first + 1..algorithms.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
     let weights = course.pupil.weights()?;
     later.iter_mut().try_for_each(|next| next.pupil.start_from(&weights))?;
+    // Nobody goes on with what is begun anew.
+    let begun = [&course.state].into_iter().filter(|_| !arguments.resume);
+    begun.chain(later.iter().map(|next| &next.state)).try_for_each(|state| forget(state))?;
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
@@ -145,7 +148,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         stage.pupil.enter(&world).with_context(|| stage.state.display().to_string())?;
     }
     course.pupil.save(&course.state)?;
-    later.iter().try_for_each(|next| forget(&next.state))?;
     if let Some(other) = from.filter(|other| *other != family) {
         eprintln!("plimsoll: warning: --from: that policy was trained on the family {other}, not {family}");
     }
@@ -472,7 +474,13 @@ impl Worlds {
 
     /// What tells them from others.
     fn digest(&self) -> String {
-        sha256_hex(format!("{:?}{:?}", self.training, self.validation).as_bytes())
+        let of_domain = |domain: &Domain| {
+            let traces =
+                domain.traces.iter().map(|trace| sha256_hex(&serde_json::to_vec(&**trace).expect("plain data")));
+            let traces = traces.collect::<String>();
+            format!("{traces}{:?}", Domain { traces: Vec::new(), ..domain.clone() })
+        };
+        sha256_hex(self.training.iter().chain(&*self.validation).map(of_domain).collect::<String>().as_bytes())
     }
 }
 

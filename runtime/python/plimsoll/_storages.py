@@ -84,19 +84,19 @@ def _to_list_announced(tensor):
 
 
 def _in_place(change):
-    """`change`, a method that writes its tensor, element by element, from what it is given, tensors among it."""
+    """`change`, a method that writes its tensor by a function of the program's, which may run any operators itself."""
 
-    def announced(tensor, *given):
-        if not _intercepted.is_under_way():
-            return change(tensor, *given)
-        read = [one for one in given if isinstance(one, torch.Tensor)]
-        return _touching(read, [tensor], lambda: change(tensor, *given))
+    def announced(tensor, *given, **named):
+        for one in (tensor, *given, *named.values()):
+            if isinstance(one, torch.Tensor):
+                _lend(one)
+        return change(tensor, *given, **named)
 
     return announced
 
 
 def _set_rng_state_announced(new_state):
-    if not _intercepted.is_under_way():
+    if not _intercepted.is_under_way() or not isinstance(new_state, torch.Tensor):
         return _set_rng_state(new_state)
     return _reading(new_state.untyped_storage(), lambda: _set_rng_state(new_state))
 
@@ -123,12 +123,12 @@ def _array_interface_announced(tensor):
 
 
 def _announcing(save, held):
-    """`save`, which reads what a module or a program has `held`, its tensors among it, all at once."""
+    """`save`, whose first argument is a module or a program: it reads the tensors that are `held` there, all at once."""
 
-    def announced(saved, *where, **how):
+    def announced(*what, **how):
         if not _intercepted.is_under_way():
-            return save(saved, *where, **how)
-        return _touching(held(saved), [], lambda: save(saved, *where, **how))
+            return save(*what, **how)
+        return _touching(held(what[0] if what else how["ep"]), [], lambda: save(*what, **how))
 
     return announced
 
@@ -141,21 +141,25 @@ def _tensors_in(value):
 
 
 def _constants_of(function):
-    nodes = function.graph.findAllNodes("prim::Constant")
-    return [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    # With those of the functions that it calls. Nodes live as long as their graph.
+    graph = function.inlined_graph
+    nodes = (node for node in graph.findAllNodes("prim::Constant") if node.hasAttribute("value"))
+    return _tensors_in([node.output().toIValue() for node in nodes])
 
 
 def _held_by_script(module):
     held = [*module.parameters(), *module.buffers()]
     for part in module.modules():
         if isinstance(part, _script):
-            held += _tensors_in([part._c.getattr(name) for name in part._concrete_type.get_attributes()])
+            kind = torch._C.ConcreteModuleType.from_jit_type(part._c._type())
+            held += _tensors_in([part._c.getattr(name) for name in kind.get_attributes()])
             held += [constant for name in part._c._method_names() for constant in _constants_of(part._c._get_method(name))]
     return held
 
 
 def _held_by_exported(program):
-    return _tensors_in([*program.state_dict.values(), *program.constants.values()])
+    examples = torch.utils._pytree.tree_leaves(program.example_inputs)
+    return _tensors_in([*program.state_dict.values(), *program.constants.values(), *examples])
 
 
 torch.UntypedStorage.resize_ = _resize_announced

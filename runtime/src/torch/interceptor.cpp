@@ -206,6 +206,10 @@ TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
   library.impl("lend", &lend_storage);
   library.impl("touch", &touch);
 }
+// A program that is traced has not called them.
+TORCH_LIBRARY_IMPL(plimsoll, Tracer, library) {
+  for (const char* name : {"replaces", "replaced", "read", "lend", "touch"}) library.impl(name, torch::CppFunction::makeFallthrough());
+}
 TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("max_pool1d", &max_pool1d); }
 // A key that every call has, and that comes after the interceptor's.

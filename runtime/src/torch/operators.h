@@ -13,7 +13,7 @@ struct Argument {
   enum Kind : uint8_t {
     Value,          // no tensor in it
     Tensor,         // a tensor, an optional one, or a list of either
-    Storage,        // the storage itself: used only where it is written
+    Storage,        // the storage itself: used where it is written, or read as such, or somebody has seen it
     Opaque,         // something that may hide tensors
   };
   Kind kind = Value;

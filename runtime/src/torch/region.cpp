@@ -101,8 +101,9 @@ void implement(torch::Library& library) {
 }
 
 TORCH_LIBRARY_IMPL(plimsoll, CompositeImplicitAutograd, library) { implement(library); }
-// A dispatch mode neither counts these nor takes them over: the program has not called them.
+// Neither does a dispatch mode count these or take them over, nor are they traced: the program has not called them.
 TORCH_LIBRARY_IMPL(plimsoll, Python, library) { implement(library); }
+TORCH_LIBRARY_IMPL(plimsoll, Tracer, library) { implement(library); }
 
 }  // namespace
 }  // namespace plimsoll
