@@ -2,11 +2,10 @@
 
 Prints as JSON what has come of it, and how often something was evicted."""
 
-import argparse
 import contextlib
 import io
-import json
 
+import job
 import torch
 
 
@@ -99,22 +98,13 @@ def save_again_after_an_interruption():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget")
-    asked = parser.parse_args()
-    runtime = None
-    if asked.budget:
-        import plimsoll
-
-        runtime = plimsoll.Runtime(asked.budget)
-    torch.manual_seed(0)
+    runtime, _ = job.begin(__doc__)
     uses = (change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption)
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():
             found.append({use.__name__: use() for use in uses})
-    evictions = runtime.report()["reactive_evictions"] if runtime else 0
-    print(json.dumps({"found": found, "evictions": evictions}))
+    job.end(runtime, found)
 
 
 if __name__ == "__main__":

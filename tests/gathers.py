@@ -2,10 +2,9 @@
 
 Prints as JSON what this process has found, and how often something was evicted."""
 
-import argparse
 import contextlib
-import json
 
+import job
 import torch
 import torch.distributed as dist
 
@@ -55,22 +54,14 @@ def communicate(rank):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget")
-    asked = parser.parse_args()
     dist.init_process_group("gloo")
-    runtime = None
-    if asked.budget:
-        import plimsoll
-
-        runtime = plimsoll.Runtime(asked.budget)
+    runtime, _ = job.begin(__doc__)
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():
             found.append(communicate(dist.get_rank()))
     dist.destroy_process_group()
-    evictions = runtime.report()["reactive_evictions"] if runtime else 0
-    print(json.dumps({"found": found, "evictions": evictions}))
+    job.end(runtime, found)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@ within each what others have been made of, and is written then.
 
 Prints as JSON what the others have read, and how often something was evicted."""
 
-import argparse
 import contextlib
-import json
 
+import job
 import torch
 
 
@@ -33,21 +32,12 @@ def step(weights):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget")
-    parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
-    runtime = None
-    if asked.budget:
-        import plimsoll
-
-        runtime = plimsoll.Runtime(asked.budget, device=asked.device)
-    torch.manual_seed(0)
-    weights = [torch.randn(256, 256, device=asked.device, requires_grad=True) for _ in range(8)]
+    runtime, device = job.begin(__doc__)
+    weights = [torch.randn(256, 256, device=device, requires_grad=True) for _ in range(8)]
     shared, read = [], []
     for iteration in range(8):
         with runtime.iteration() if runtime else contextlib.nullcontext():
-            read.append(write_after_use(asked.device))
+            read.append(write_after_use(device))
             step(weights)
         if iteration == 2:
             shared = [torch.from_dlpack(weight.detach()) for weight in weights]
@@ -55,8 +45,7 @@ def main():
             one.mul_(0.99)
         read.append([one.double().sum().item() for one in shared])
     read.append([weight.double().sum().item() for weight in weights])
-    evictions = runtime.report()["reactive_evictions"] if runtime else 0
-    print(json.dumps({"found": read, "evictions": evictions}))
+    job.end(runtime, read)
 
 
 if __name__ == "__main__":
