@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use plimsoll_env::instance::REFERENCES;
 use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
 use plimsoll_runtime::planner::LEARNED;
@@ -31,18 +32,13 @@ pub struct PlannerFlags {
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub search_seed: u64,
     /// Threads that plan where time is limited [default: as many as the machine runs at once, up to eight]
-    #[arg(long, default_value_t = 0, hide_default_value = true, value_parser = threads, value_name = "N")]
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N",
+        value_parser = RangedU64ValueParser::<usize>::new().range(..=THREADS_MAX))]
     pub search_threads: usize,
 }
 
-/// More threads than any machine plans with.
-const THREADS_MAX: usize = 1024;
-
-/// A number of threads that a machine may have.
-fn threads(text: &str) -> Result<usize, String> {
-    let threads: usize = text.parse().map_err(|_| "expected a number of threads".to_owned())?;
-    if threads <= THREADS_MAX { Ok(threads) } else { Err(format!("more than {THREADS_MAX} threads help nobody")) }
-}
+/// As many threads as any machine plans with.
+const THREADS_MAX: u64 = 1024;
 
 impl PlannerFlags {
     /// What the flags ask for.

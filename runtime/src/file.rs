@@ -156,18 +156,19 @@ const LINKS_MAX: usize = 40;
 fn destination(path: &Path) -> io::Result<Destination> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        Ok(found) if found.is_file() => Ok(Destination::File(path.canonicalize()?)),
-        Ok(_) => Ok(Destination::Stream),
-        // A link may lead to what is yet to be written.
-        Err(_) => {
-            let mut path = path.to_owned();
-            for _ in 0..LINKS_MAX {
-                let Ok(target) = path.read_link() else { break };
-                path = path.parent().unwrap_or(Path::new("")).join(target);
-            }
-            Ok(Destination::File(path))
-        }
+        Ok(found) if !found.is_file() => Ok(Destination::Stream),
+        _ => Ok(Destination::File(followed(path))),
     }
+}
+
+/// Where links lead from a path, which may be to what is yet to be written.
+fn followed(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(target) = path.read_link() else { break };
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    path
 }
 
 fn temporary_beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {

@@ -138,8 +138,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let weights = course.pupil.weights()?;
     later.iter_mut().try_for_each(|next| next.pupil.start_from(&weights))?;
     // Nobody goes on with what is begun anew.
-    let begun = [&course.state].into_iter().filter(|_| !arguments.resume);
-    begun.chain(later.iter().map(|next| &next.state)).try_for_each(|state| forget(state))?;
+    if !arguments.resume {
+        forget(&course.state)?;
+    }
+    later.iter().try_for_each(|next| forget(&next.state))?;
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;

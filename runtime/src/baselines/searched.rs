@@ -23,9 +23,7 @@ impl Searched {
 
 impl Policy for Searched {
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
-        search(*problem, &plans_of_all(*problem, self.limits.seed), self.limits, None, &mut |_| {
-            ControlFlow::Continue(())
-        })
-        .plan
+        let starts = plans_of_all(*problem, self.limits.seed);
+        search(*problem, &starts, self.limits, None, &mut |_| ControlFlow::Continue(())).plan
     }
 }

@@ -30,7 +30,7 @@ bool covers_storage(const c10::TensorImpl* tensor) {
          tensor->numel() * tensor->itemsize() == storage.nbytes();
 }
 
-// What hides in lists of lists, as of a collective operation that gathers, in tuples and in dictionaries.
+// A tensor, those of a list, and what hides in lists of lists, as of a collective operation that gathers, in tuples and in dictionaries.
 template <class Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
@@ -173,18 +173,13 @@ void Call::find_accesses() {
   for (size_t index : facts_.tensor_arguments) {
     const Argument& argument = facts_.arguments[index];
     const c10::IValue& value = arguments_[index];
-    if (C10_UNLIKELY(argument.kind == Argument::Opaque)) {
-      for_each_tensor(value, [&](c10::TensorImpl* tensor) { one(tensor, argument); });
-    } else if (value.isTensor()) {
-      one(value.unsafeToTensorImpl(), argument);
-    } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef())
-        if (element.isTensor()) one(element.unsafeToTensorImpl(), argument);
-    } else if (value.isStorage()) {
+    if (value.isStorage()) {
       auto* storage = value.toStorage().unsafeGetStorageImpl();
       // One that nobody has seen is made by the operator that gives it to a tensor.
       if (argument.is_written || facts_.reads_storage || entries().find(storage))
         access(storage, argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ, facts_.locks);
+    } else {
+      for_each_tensor(value, [&](c10::TensorImpl* tensor) { one(tensor, argument); });
     }
   }
   if (!facts_.writes) return;
