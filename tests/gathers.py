@@ -1,4 +1,4 @@
-"""A job of two processes that gather, scatter and reduce lists of tensors: a gathered list is one of lists to the operator.
+"""A job of a process or two that gather, scatter and reduce lists of tensors: a gathered list is one of lists to the operator.
 
 Prints as JSON what this process has found, and how often something was evicted."""
 
@@ -20,7 +20,7 @@ def sums(tensors):
 
 
 def filled(value):
-    return [torch.full((64, 64), float(value)) * (number + 1) for number in range(2)]
+    return [torch.full((64, 64), float(value)) * (number + 1) for number in range(dist.get_world_size())]
 
 
 def communicate(rank):
@@ -54,8 +54,9 @@ def communicate(rank):
 
 
 def main():
-    dist.init_process_group("gloo")
-    runtime, _ = job.begin(__doc__)
+    runtime, device = job.begin(__doc__)
+    dist.init_process_group("gloo" if device == "cpu" else "nccl")
+    torch.set_default_device(device)
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():

@@ -130,12 +130,23 @@ fn is_within_budget(report: &Value, part: &str) {
 
 #[test]
 fn jobs_in_python_keep_their_bits_within_a_budget() {
-    let Some(report) = jobs("jobs", "--part python --part streams --part throughout") else { return };
+    let parts = "--part python --part streams --part throughout --part test-jobs --at-once 2";
+    let Some(report) = jobs("jobs", parts) else { return };
     for part in ["python", "throughout"] {
         is_within_budget(&report, part);
     }
     assert_eq!(step(&report, "python", "resnet-tiny")["outcome"], "not run: ValueError: there is no such net here");
     assert_eq!(step(&report, "streams", "gpt-tiny")["outcome"], "not run: ValueError: a processor has no streams");
+    let judged = &found(&report, "test-jobs", "gpt-tiny")["jobs"][0];
+    assert_eq!((&judged["job"], &judged["identical"]), (&"lent.py".into(), &true.into()), "{judged}");
+    assert!(judged["peak_bytes"].as_u64() <= judged["budget_bytes"].as_u64(), "{judged}");
+    assert!(judged["report"]["reactive_evictions"].as_u64() > Some(20), "{judged}");
+    let order: Vec<_> = report["steps"].as_array().unwrap().iter().map(|step| step["part"].as_str().unwrap()).collect();
+    assert_eq!(
+        (&report["at_once"], &order[3..]),
+        (&2.into(), &["python"; 2][..]),
+        "what is timed runs alone, afterwards"
+    );
 }
 
 #[test]

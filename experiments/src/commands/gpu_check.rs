@@ -1,17 +1,20 @@
 //! `plimsoll gpu-check`.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use plimsoll_env::device::{CudaDevice, DeviceName, cuda_devices};
 use plimsoll_runtime::PolicyFile;
+use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::gpu_check::{Deadline, Findings, Outcome, Part, Request, Step, member, schedule};
+use crate::gpu_check::{Deadline, Findings, Outcome, Part, Request, Step, at_once, member, schedule};
 use crate::provenance::command_line;
 use crate::results::write_json;
 
@@ -38,6 +41,9 @@ pub struct Arguments {
     /// Check these parts alone; may be given several times
     #[arg(long, value_name = "PART")]
     part: Vec<Part>,
+    /// Run so many steps beside each other, of those that nobody times [default: as the device's memory and the cores allow]
+    #[arg(long, value_name = "N")]
+    at_once: Option<NonZeroUsize>,
     /// A learned policy, compared beside the baselines on loops of its family; may be given several times
     #[arg(long, value_name = "FILE")]
     policy: Vec<PathBuf>,
@@ -64,6 +70,8 @@ struct Report {
     cuda_devices: Vec<CudaDevice>,
     processor_cores: usize,
     minutes: f64,
+    /// So many steps that nobody times ran beside each other.
+    at_once: usize,
     steps: Vec<StepReport>,
 }
 
@@ -118,23 +126,38 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<()> {
     std::fs::create_dir_all(&arguments.out).with_context(|| format!("--out {}", arguments.out.display()))?;
     let whole = Duration::from_secs_f64(60.0 * arguments.minutes);
     let end = Deadline::after(whole);
-    let mut report = Report {
+    let cuda_devices = cuda_devices().unwrap_or_default();
+    let processor_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory_bytes = match arguments.device {
+        DeviceName::Cpu => 0,
+        DeviceName::Cuda(ordinal) => cuda_devices.get(ordinal).map_or(0, |device| device.total_memory_bytes),
+    };
+    let at_once = arguments.at_once.map_or_else(|| at_once(memory_bytes, processor_cores), NonZeroUsize::get);
+    let path = arguments.out.join("gpu-check.json");
+    let report = Mutex::new(Report {
         command: command_line(),
         version: env!("CARGO_PKG_VERSION"),
         device: arguments.device.to_string(),
-        cuda_devices: cuda_devices().unwrap_or_default(),
-        processor_cores: std::thread::available_parallelism().map_or(1, usize::from),
+        cuda_devices,
+        processor_cores,
         minutes: arguments.minutes,
+        at_once,
         steps: Vec::new(),
-    };
-    let path = arguments.out.join("gpu-check.json");
-    for step in schedule(arguments.device, &arguments.part) {
+    });
+    let run = |step: Step| -> anyhow::Result<()> {
         let time = end.left().min(whole.mul_f64(step.share_max));
         let done = if time.is_zero() { skipped(step) } else { watched(arguments, step, time)? };
         eprintln!("{} on {}: {} ({:.0} s)", done.part.name(), done.member, done.outcome, done.seconds);
+        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
         report.steps.push(done);
-        write_json(&path, &report)?;
-    }
+        write_json(&path, &*report)
+    };
+    let steps = schedule(arguments.device, &arguments.part);
+    let (alone, beside): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| step.part.is_timed());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(at_once).build()?;
+    pool.install(|| beside.into_iter().par_bridge().try_for_each(run))?;
+    alone.into_iter().try_for_each(&run)?;
+    let report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{}", path.display());
     let failed = report.steps.iter().filter(|step| matches!(step.outcome, Outcome::Failed(_))).count();
     if failed > 0 {
@@ -171,7 +194,7 @@ fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<
         command.arg("--policy").arg(policy);
     }
     command.env("RUST_BACKTRACE", "1").stdin(Stdio::null()).stdout(Stdio::null());
-    let complaints_at = arguments.out.join("stderr.txt");
+    let complaints_at = found_at.with_extension("stderr.txt");
     command.stderr(std::fs::File::create(&complaints_at).with_context(|| complaints_at.display().to_string())?);
     let started = Instant::now();
     let mut child = command.spawn().context("starting a step")?;

@@ -18,6 +18,7 @@ mod probe;
 mod pytorch;
 mod schedule;
 mod script;
+mod test_jobs;
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ use tch::Device;
 
 use jobs::Kind;
 pub use members::{Member, member};
-pub use schedule::{Step, schedule};
+pub use schedule::{Step, at_once, schedule};
 
 use crate::chosen::Chosen;
 use crate::loops::OpenDevice;
@@ -69,6 +70,8 @@ pub enum Part {
     Throughout,
     /// The same where its optimizer is several operators on lists, as is PyTorch's default
     Foreach,
+    /// Small PyTorch jobs that do what is out of the ordinary: bits and peak within a budget, beside themselves left alone
+    TestJobs,
     /// The largest batch that trains within the same memory, left alone and under a budget
     Batch,
     /// What the interceptor costs
@@ -79,6 +82,16 @@ impl Part {
     /// The name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().expect("none is hidden").get_name().to_owned()
+    }
+
+    /// Whether what it takes is measured, so that nothing may run beside it. What the others say of time says little.
+    pub fn is_timed(self) -> bool {
+        match self {
+            Part::Lengths | Part::Probe | Part::Compare | Part::Pytorch | Part::Python => true,
+            Part::Batch | Part::Interceptor => true,
+            Part::Identity | Part::Memory | Part::Compiled | Part::Streams => false,
+            Part::Throughout | Part::Foreach | Part::TestJobs => false,
+        }
     }
 
     /// Runs this part of the check on a member and writes to `findings`.
@@ -108,6 +121,7 @@ impl Part {
             Part::Streams => jobs::run(request, member, Kind::Streams, findings),
             Part::Throughout => jobs::run(request, member, Kind::Throughout, findings),
             Part::Foreach => jobs::run(request, member, Kind::Foreach, findings),
+            Part::TestJobs => test_jobs::run(request, findings),
             Part::Batch => on(fast, findings, &|bed, findings| batch::run(bed, request, findings)),
             Part::Interceptor => on(fast, findings, &interceptor::run),
         }
@@ -197,6 +211,11 @@ impl Findings {
     /// Says why the part says nothing here.
     pub fn not_run(&mut self, why: impl Into<String>) -> anyhow::Result<()> {
         self.set(NOT_RUN, why.into())
+    }
+
+    /// Whether there is a finding of that name.
+    fn has(&self, key: &str) -> bool {
+        self.found.contains_key(key)
     }
 
     /// Adds to a list of findings.

@@ -16,6 +16,16 @@ pub struct Step {
     pub share_max: f64,
 }
 
+/// Of a device's memory, a step takes about so much at most.
+const STEP_BYTES: u64 = 12 << 30;
+/// So many threads of a step are busy, its device's driver's among them.
+const STEP_THREADS: usize = 2;
+
+/// How many steps that nobody times may run beside each other, where there is so much memory for them and so many cores.
+pub fn at_once(memory_bytes: u64, cores: usize) -> usize {
+    ((memory_bytes / STEP_BYTES) as usize).min(cores / STEP_THREADS).max(1)
+}
+
 /// The steps of a check on `device`, most important first; only `parts`, where any are named, which then have the time of the others
 /// as well.
 ///
@@ -27,6 +37,7 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Identity, first, 0.15),
         step(Part::Identity, second, 0.15),
         step(Part::Memory, first, 0.12),
+        step(Part::TestJobs, first, 0.25),
         step(Part::Lengths, of_any_length(device), 0.08),
         step(Part::Probe, first, 0.08),
         step(Part::Compare, members[0], 0.2),
@@ -56,6 +67,14 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_steps_run_beside_each_other_as_there_is_room_for() {
+        assert_eq!(at_once(139 << 30, 16), 8);
+        assert_eq!(at_once(78 << 30, 16), 6);
+        assert_eq!(at_once(24 << 30, 64), 2);
+        assert_eq!((at_once(8 << 30, 16), at_once(0, 2), at_once(139 << 30, 1)), (1, 1, 1));
+    }
 
     #[test]
     fn bits_come_first_and_every_loop_is_compared() {

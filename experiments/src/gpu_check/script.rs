@@ -10,10 +10,17 @@ use serde_json::{Value, json};
 use super::{Deadline, Member, Request};
 
 /// The programs and what they import, written for PyTorch 2.11.
-const FILES: [(&str, &str); 3] = [
+const FILES: [(&str, &str); 10] = [
     ("models.py", include_str!("models.py")),
     (PLAIN_PYTORCH, include_str!("plain_pytorch.py")),
     (BUDGETED_JOB, include_str!("budgeted_job.py")),
+    ("job.py", include_str!("../../../tests/job.py")),
+    ("python_job.py", include_str!("../../../tests/python_job.py")),
+    ("bystanders.py", include_str!("../../../tests/bystanders.py")),
+    ("lent.py", include_str!("../../../tests/lent.py")),
+    ("deep_copies.py", include_str!("../../../tests/deep_copies.py")),
+    ("gathers.py", include_str!("../../../tests/gathers.py")),
+    ("list_operators.py", include_str!("../../../tests/list_operators.py")),
 ];
 /// PyTorch's own means.
 pub const PLAIN_PYTORCH: &str = "plain_pytorch.py";
@@ -32,11 +39,23 @@ pub enum Ended {
     ByItself(ExitStatus, String),
 }
 
-/// Runs a program until a deadline, and tells each line it prints, as soon as it does.
+/// Runs a program that is asked in JSON until a deadline, and tells each line it prints, as soon as it does.
 pub fn run(
     request: &Request,
     program: &str,
     asked: &Value,
+    until: Deadline,
+    tell: impl FnMut(Value) -> anyhow::Result<()>,
+) -> anyhow::Result<Ended> {
+    run_with(request, program, &[asked.to_string()], &[], until, tell)
+}
+
+/// The same with those arguments, and more in its environment.
+pub fn run_with(
+    request: &Request,
+    program: &str,
+    arguments: &[String],
+    environment: &[(&str, &str)],
     until: Deadline,
     mut tell: impl FnMut(Value) -> anyhow::Result<()>,
 ) -> anyhow::Result<Ended> {
@@ -47,7 +66,7 @@ pub fn run(
     let printed_at = folder.path().join("printed.jsonl");
     let printed = std::fs::File::create(&printed_at).with_context(|| printed_at.display().to_string())?;
     let mut command = Command::new(&request.python);
-    command.arg(folder.path().join(program)).arg(asked.to_string());
+    command.arg(folder.path().join(program)).args(arguments).envs(environment.iter().copied());
     if let Some(package) = &request.package {
         let others = std::env::var_os("PYTHONPATH").unwrap_or_default();
         let others = std::env::split_paths(&others).filter(|path| !path.as_os_str().is_empty());
@@ -81,7 +100,8 @@ pub fn run(
         std::thread::sleep(PAUSE);
     };
     let complaints = complaints.join().unwrap_or_default();
-    Ok(Ended::ByItself(status, complaints.lines().last().unwrap_or_default().to_owned()))
+    let last = complaints.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    Ok(Ended::ByItself(status, last.to_owned()))
 }
 
 /// The loop as the programs read it: what its configuration says, and where it runs.
