@@ -21,6 +21,7 @@ fn main() {
         "accelerator",
         "entries",
         "operators",
+        "switches",
         "recipe",
         "streams",
         "audit",

@@ -11,12 +11,13 @@ def begin(description):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--budget")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--recompute-alone", action="store_true")
     asked = parser.parse_args()
     runtime = None
     if asked.budget:
         import plimsoll
 
-        runtime = plimsoll.Runtime(asked.budget, device=asked.device)
+        runtime = plimsoll.Runtime(asked.budget, device=asked.device, swap=False if asked.recompute_alone else None)
     torch.manual_seed(0)
     return runtime, asked.device
 

@@ -495,6 +495,18 @@ fn storages_that_are_copied_are_known_again() {
 }
 
 #[test]
+fn what_is_made_again_is_made_as_it_was() {
+    let Some(ground) = ground() else { return };
+    let run = |flags: &str| ground.start("made_again.py", flags, &[]).end().unwrap();
+    let untouched = run("");
+    for budget in ["3.8MB", "3.4MB"] {
+        let within = run(&format!("--recompute-alone --budget {budget}"));
+        assert_found(&within, &untouched);
+        assert!(within["report"]["reruns"].as_u64() > Some(200), "{}", within["report"]);
+    }
+}
+
+#[test]
 fn what_is_used_by_its_address_is_there() {
     let Some(ground) = ground() else { return };
     let run = |flags| ground.start("by_address.py", flags, &[]).end().unwrap();

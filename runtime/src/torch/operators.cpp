@@ -22,8 +22,9 @@ const Names kShapeOnly = {"empty_like", "zeros_like",  "ones_like", "full_like",
 const Names kOverwriting = {"bernoulli_", "fill_", "zero_", "normal_", "uniform_", "copy_", "random_", "exponential_"};
 const Names kResizing = {"resize_", "resize_as_", "set_", "resize_output_"};
 // They write running statistics, whether the schema says so or not.
-const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",      "miopen_batch_norm",
-                          "_native_batch_norm_legit", "_batch_norm_with_update"};
+const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",         "miopen_batch_norm",
+                          "_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats",
+                          "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"};
 
 // Arguments that they write though the schema does not say so: what libraries keep for a backward pass, or draw from.
 const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn_rnn_layer_backward", "workspace"},

@@ -3,10 +3,11 @@
 #include "allocator.h"
 #include "bystanders.h"
 #include "interceptor.h"
+#include "numbered.h"
 #include "streams.h"
+#include "switches.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -25,31 +26,8 @@ const c10::DispatchKeySet kAboveBackend =
                          c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                          c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 
-// The key sets that tensors have: a few dozen in a program, each under a small number.
-class KeySets {
- public:
-  uint16_t number(c10::DispatchKeySet keys) {
-    size_t known = count_.load(std::memory_order_acquire);
-    for (size_t index = 0; index < known; ++index)
-      if (sets_[index] == keys) return static_cast<uint16_t>(index);
-    std::lock_guard<std::mutex> guard(mutex_);
-    for (known = 0; known < count_.load(std::memory_order_relaxed); ++known)
-      if (sets_[known] == keys) return static_cast<uint16_t>(known);
-    TORCH_CHECK(known < kMost, "tensors have more than ", kMost, " kinds of dispatch keys");
-    sets_[known] = keys;
-    count_.store(known + 1, std::memory_order_release);
-    return static_cast<uint16_t>(known);
-  }
-  c10::DispatchKeySet set(uint16_t number) const { return sets_[number]; }
-
- private:
-  static constexpr size_t kMost = 4096;
-  c10::DispatchKeySet sets_[kMost];
-  std::atomic<size_t> count_{0};
-  std::mutex mutex_;
-};
-
-KeySets& key_sets = *new KeySets();  // outlives every recipe
+// The key sets that tensors have: a few dozen in a program.
+auto& key_sets = *new Numbered<c10::DispatchKeySet, 4096>("kinds of tensors, by their dispatch keys");  // outlives every recipe
 
 enum Kind : uint64_t {
   Nothing,       // an optional tensor that is not given
@@ -292,7 +270,7 @@ class Playback {
     Storage storage =
         head.kind == Shape ? without_bytes(sizes, strides, offset, type.itemsize(), device) : storages_[head.access];
     if (!storage) return std::nullopt;
-    auto keys = key_sets.set(static_cast<uint16_t>(head.keys));
+    auto keys = key_sets.value(static_cast<uint16_t>(head.keys));
     auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(c10::Storage(std::move(storage)), keys, type);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
     return tensor;
@@ -301,17 +279,6 @@ class Playback {
   const uint64_t* words_;
   const c10::IValue* values_;
   const std::vector<Storage>& storages_;
-};
-
-struct ThreadCount {
-  explicit ThreadCount(int wanted) : before(at::get_num_threads()), changed(wanted != before) {
-    if (changed) at::set_num_threads(wanted);
-  }
-  ~ThreadCount() {
-    if (changed) at::set_num_threads(before);
-  }
-  int before;
-  bool changed;
 };
 
 // Another generator, in the state that one had.
@@ -384,7 +351,7 @@ OwnedRecipe Recipe::record(const OperatorFacts& facts, c10::DispatchKeySet keys,
   recipe->access_count_ = static_cast<uint32_t>(accesses.size());
   recipe->word_count_ = static_cast<uint32_t>(words);
   recipe->stream_ = noted_stream();
-  recipe->threads_ = static_cast<uint16_t>(at::get_num_threads());
+  recipe->switches_ = switches_now();
   recipe->grad_mode_ = grad_mode;
   recipe->has_generator_ = facts.is_random;
   AccessRecord* access = recipe->access_begin();
@@ -440,7 +407,7 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
   {
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);
     c10::AutoGradMode grad_guard(grad_mode_);
-    ThreadCount threads_guard(threads_);
+    Switched switches_guard(switches_);
     const c10::IValue* generator = has_generator_ ? value_begin() + value_count_ - 2 : nullptr;
     bool takes_another = generator && facts_->generator_argument >= 0;
     if (takes_another) stack[facts_->generator_argument] = as_it_was(generator);

@@ -80,7 +80,7 @@ class Recipe {
   uint32_t value_count_ = 0, access_count_ = 0, word_count_ = 0;
   std::atomic<uint32_t> owners_{1};
   void* stream_ = nullptr;
-  uint16_t threads_ = 0;
+  uint16_t switches_ = 0;  // the number of those that it ran by
   bool grad_mode_ = false;
   bool has_generator_ = false;  // then the last two values are the generator and the state that it had
 };

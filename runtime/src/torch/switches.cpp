@@ -1,0 +1,108 @@
+#include "switches.h"
+
+#include "numbered.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <array>
+#include <cstring>
+
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
+namespace plimsoll {
+namespace {
+
+// libtorch gives out most of its switches one by one, and some only as what comes of several. They stand beside each other, and an
+// explicit instantiation may name what is private.
+struct First {
+  friend constexpr auto member(First);
+};
+struct Precisions {
+  friend constexpr auto member(Precisions);
+};
+template <class Name, auto kMember>
+struct IsMember {
+  friend constexpr auto member(Name) { return kMember; }
+};
+template struct IsMember<First, &at::Context::enabled_cudnn>;
+template struct IsMember<Precisions, &at::Context::fp32_precision>;
+
+auto& precisions() { return at::globalContext().*member(Precisions()); }
+
+// The other switches: all that stands before the precisions.
+char* switches_begin() { return reinterpret_cast<char*>(&(at::globalContext().*member(First()))); }
+size_t switches_bytes() { return static_cast<size_t>(reinterpret_cast<char*>(&precisions()) - switches_begin()); }
+
+// What of the processor's own settings changes results: rounding, and whether numbers next to zero are taken for it.
+uint32_t floating_point() {
+#ifdef __SSE__
+  return _mm_getcsr() & (_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK | 0x0040);
+#else
+  return 0;
+#endif
+}
+
+void set_floating_point([[maybe_unused]] uint32_t wanted) {
+#ifdef __SSE__
+  _mm_setcsr((_mm_getcsr() & ~(_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK | 0x0040u)) | wanted);
+#endif
+}
+
+// The place of a precision among those that are packed into one number.
+template <class Key>
+unsigned place_of(const Key& key) {
+  return 4 * (4 * static_cast<unsigned>(key.first) + static_cast<unsigned>(key.second));
+}
+
+struct Switches {
+  std::array<char, 192> context{};
+  uint64_t precision = 0;
+  c10::ScalarType default_type = c10::ScalarType::Undefined;
+  uint32_t floating_point = 0;
+  int threads = 0;
+
+  static Switches now() {
+    Switches now;
+    TORCH_CHECK(switches_bytes() <= now.context.size(), "libtorch has more switches than are known");
+    std::memcpy(now.context.data(), switches_begin(), switches_bytes());
+    for (const auto& [key, value] : precisions()) now.precision |= static_cast<uint64_t>(value) << place_of(key);
+    now.default_type = c10::get_default_dtype_as_scalartype();
+    now.floating_point = plimsoll::floating_point();
+    now.threads = at::get_num_threads();
+    return now;
+  }
+
+  // In place of those of `before`.
+  void set(const Switches& before) const {
+    std::memcpy(switches_begin(), context.data(), switches_bytes());
+    for (auto& [key, value] : precisions()) value = static_cast<at::Float32Precision>(precision >> place_of(key) & 0xf);
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(default_type));
+    set_floating_point(floating_point);
+    if (threads != before.threads) at::set_num_threads(threads);
+  }
+
+  bool operator==(const Switches& other) const {
+    return std::memcmp(context.data(), other.context.data(), context.size()) == 0 && precision == other.precision &&
+           default_type == other.default_type && floating_point == other.floating_point && threads == other.threads;
+  }
+};
+
+auto& known = *new Numbered<Switches, 256>("ways to set libtorch's switches");  // outlives every recipe
+
+}  // namespace
+
+uint16_t switches_now() { return known.number(Switches::now()); }
+
+Switched::Switched(uint16_t wanted) : wanted_(wanted), before_(switches_now()) {
+  if (C10_UNLIKELY(wanted_ != before_)) known.value(wanted_).set(known.value(before_));
+}
+
+Switched::~Switched() {
+  if (C10_UNLIKELY(wanted_ != before_)) known.value(before_).set(known.value(wanted_));
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,25 @@
+// By which kernels operators go, and how these compute, as far as the program may change it while it runs: libtorch's own switches,
+// as to use cuDNN or TF32, its default type, the threads that a kernel uses, and whether the processor flushes what is next to zero.
+// An operator that is run again gives the same bits by the same ones.
+#pragma once
+
+#include <cstdint>
+
+namespace plimsoll {
+
+// The number of those that are set now, for this thread where they are a thread's.
+uint16_t switches_now();
+
+// Sets those of that number, while it lives. Most are the process's: other threads' operators go by them, too, meanwhile.
+class Switched {
+ public:
+  explicit Switched(uint16_t wanted);
+  Switched(const Switched&) = delete;
+  Switched& operator=(const Switched&) = delete;
+  ~Switched();
+
+ private:
+  uint16_t wanted_, before_;
+};
+
+}  // namespace plimsoll
