@@ -4,6 +4,7 @@ not moved on twice.
 Prints as JSON what it has found, and how often something was evicted."""
 
 import contextlib
+import itertools
 
 import job
 import torch
@@ -48,7 +49,9 @@ def throw_switches():
 
 
 def normalise(means, variances):
-    batches = (torch.randn(2, means.numel()) for _ in range(36))
+    # The results are of the type of the statistics.
+    halves = torch.randn(2, means.numel()).bfloat16()
+    batches = itertools.chain([halves], (torch.randn(2, means.numel()) for _ in range(36)))
     moved = [torch.batch_norm_update_stats(batch, means, variances, 0.1)[0] for batch in batches]
     return sums([*moved, means, variances])
 

@@ -248,7 +248,7 @@ def share_work(model, how, device, backend):
     torch.distributed.init_process_group(backend)
     if how == "replicated":
         return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
-    mesh = torch.distributed.device_mesh.init_device_mesh(device, (torch.distributed.get_world_size(),))
+    mesh = torch.distributed.device_mesh.init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))
     for layer in model.layers.layers:
         if how == "sharded":
             torch.distributed.fsdp.fully_shard(layer, mesh=mesh)

@@ -1,5 +1,6 @@
 // Streams that do nothing, and take a GPU's time for it, by the clock on the wall. STAND_IN_MACHINE names the GPU: a file of
-// configs/hardware/.
+// configs/hardware/. STAND_IN_SWEEP_BYTES: before each kernel the host runs so many bytes of code that do nothing, as a driver's
+// would: what it had in its caches is gone by then.
 #include "device.h"
 
 #include <sys/mman.h>
@@ -90,6 +91,40 @@ struct Device {
 Device& device() {
   static auto* device = new Device();  // outlives whoever still uses it when the process ends
   return *device;
+}
+
+// What the host runs before each kernel.
+class Sweep {
+ public:
+  Sweep() {
+    const char* text = std::getenv("STAND_IN_SWEEP_BYTES");
+    size_t bytes = text ? std::strtoull(text, nullptr, 10) : 0;
+    if (bytes <= sizeof kNothing) return;
+#ifndef __x86_64__
+    refuse("STAND_IN_SWEEP_BYTES is for x86 alone");
+#endif
+    void* place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (place == MAP_FAILED) refuse("no memory for STAND_IN_SWEEP_BYTES");
+    auto* code = static_cast<unsigned char*>(place);
+    size_t at = 0;
+    for (; at + sizeof kNothing < bytes; at += sizeof kNothing) std::memcpy(code + at, kNothing, sizeof kNothing);
+    code[at] = kReturn;
+    run_ = reinterpret_cast<void (*)()>(place);
+  }
+  void run() const {
+    if (run_) run_();
+  }
+
+ private:
+  // The longest instruction that does nothing.
+  static constexpr unsigned char kNothing[] = {0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0};
+  static constexpr unsigned char kReturn = 0xc3;
+  void (*run_)() = nullptr;
+};
+
+const Sweep& sweep() {
+  static const Sweep sweep;
+  return sweep;
 }
 
 using Guard = std::lock_guard<std::mutex>;
@@ -247,6 +282,7 @@ void rest(Stream* stream) {
 }
 
 void work(const Work& kernel, Stream* stream) {
+  sweep().run();
   Guard guard(device().mutex);
   double computing_ns = kLeastNs + 1e9 * kernel.flops / device().pace.flops_per_s[kernel.kind];
   double ns = std::max(in_memory_ns(kernel.bytes), computing_ns);

@@ -153,10 +153,11 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<()> {
         write_json(&path, &*report)
     };
     let steps = schedule(arguments.device, &arguments.part);
-    let (alone, beside): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| step.part.is_timed());
+    let (alone, beside): (Vec<Step>, Vec<Step>) =
+        steps.into_iter().partition(|step| at_once == 1 || step.part.is_timed());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(at_once).build()?;
     pool.install(|| beside.into_iter().par_bridge().try_for_each(run))?;
-    alone.into_iter().try_for_each(&run)?;
+    alone.into_iter().try_for_each(run)?;
     let report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{}", path.display());
     let failed = report.steps.iter().filter(|step| matches!(step.outcome, Outcome::Failed(_))).count();

@@ -62,11 +62,11 @@ pub enum Part {
     Pytorch,
     /// A PyTorch job in Python within a budget: bits, peak and time, beside itself left alone
     Python,
-    /// The same of one whose blocks `torch.compile` has compiled
+    /// Bits and peak of one whose blocks `torch.compile` has compiled
     Compiled,
-    /// The same of one that works in two streams beside each other
+    /// Bits and peak of one that works in two streams beside each other
     Streams,
-    /// The same of one whose parameters, gradients and optimizer's state exceed the budget
+    /// Bits and peak of one whose parameters, gradients and optimizer's state exceed the budget
     Throughout,
     /// The same where its optimizer is several operators on lists, as is PyTorch's default
     Foreach,

@@ -35,7 +35,7 @@ pub enum Ended {
     NotStarted(String),
     /// By force: its time was over.
     OutOfTime,
-    /// By itself, and the last line of its complaints.
+    /// By itself, and the line of its complaints that says why.
     ByItself(ExitStatus, String),
 }
 
@@ -100,8 +100,10 @@ pub fn run_with(
         std::thread::sleep(PAUSE);
     };
     let complaints = complaints.join().unwrap_or_default();
-    let last = complaints.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    Ok(Ended::ByItself(status, last.to_owned()))
+    // Libraries may have more to say when the error has been told.
+    let mut lines = complaints.lines().rev();
+    let said = lines.clone().find(|line| line.contains("Error")).or_else(|| lines.find(|line| !line.trim().is_empty()));
+    Ok(Ended::ByItself(status, said.unwrap_or_default().to_owned()))
 }
 
 /// The loop as the programs read it: what its configuration says, and where it runs.

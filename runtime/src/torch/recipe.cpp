@@ -407,11 +407,12 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
   {
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);
     c10::AutoGradMode grad_guard(grad_mode_);
-    Switched switches_guard(switches_);
     const c10::IValue* generator = has_generator_ ? value_begin() + value_count_ - 2 : nullptr;
     bool takes_another = generator && facts_->generator_argument >= 0;
     if (takes_another) stack[facts_->generator_argument] = as_it_was(generator);
     GeneratorRewound generator_guard(takes_another ? nullptr : generator);
+    // Last: whoever is waited for before may throw some.
+    Switched switches_guard(switches_);
     try {
       facts_->handle.redispatchBoxed(keys_, &stack);
     } catch (...) {

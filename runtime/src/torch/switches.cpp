@@ -16,8 +16,8 @@
 namespace plimsoll {
 namespace {
 
-// libtorch gives out most of its switches one by one, and some only as what comes of several. They stand beside each other, and an
-// explicit instantiation may name what is private.
+// libtorch gives out most of its switches one by one, and some only as what comes of several. They stand beside each other, in the
+// order of the headers that this is compiled with, and an explicit instantiation may name what is private.
 struct First {
   friend constexpr auto member(First);
 };
@@ -78,9 +78,10 @@ struct Switches {
 
   // In place of those of `before`.
   void set(const Switches& before) const {
-    std::memcpy(switches_begin(), context.data(), switches_bytes());
-    for (auto& [key, value] : precisions()) value = static_cast<at::Float32Precision>(precision >> place_of(key) & 0xf);
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(default_type));
+    if (context != before.context) std::memcpy(switches_begin(), context.data(), switches_bytes());
+    if (precision != before.precision)
+      for (auto& [key, value] : precisions()) value = static_cast<at::Float32Precision>(precision >> place_of(key) & 0xf);
+    if (default_type != before.default_type) c10::set_default_dtype(c10::scalarTypeToTypeMeta(default_type));
     set_floating_point(floating_point);
     if (threads != before.threads) at::set_num_threads(threads);
   }
