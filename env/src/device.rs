@@ -100,9 +100,13 @@ impl DeviceName {
 
     /// What is at work there, as traces say it: `cpu`, or the product of a CUDA device, as far as its driver knows.
     pub fn product(self) -> String {
-        let DeviceName::Cuda(ordinal) = self else { return self.to_string() };
-        let devices = cuda_devices().unwrap_or_default();
-        devices.into_iter().nth(ordinal).map_or_else(|| self.to_string(), |device| device.name)
+        self.cuda_device().map_or_else(|| self.to_string(), |device| device.name)
+    }
+
+    /// The CUDA device of that name, if it is one that the driver knows.
+    pub fn cuda_device(self) -> Option<CudaDevice> {
+        let DeviceName::Cuda(ordinal) = self else { return None };
+        cuda_devices().ok()?.into_iter().nth(ordinal)
     }
 
     /// Makes sure that the device can be used, and returns it as libtorch knows it.

@@ -97,8 +97,7 @@ Device& device() {
 class Sweep {
  public:
   Sweep() {
-    const char* text = std::getenv("STAND_IN_SWEEP_BYTES");
-    size_t bytes = text ? std::strtoull(text, nullptr, 10) : 0;
+    size_t bytes = setting("STAND_IN_SWEEP_BYTES", 0);
     if (bytes <= sizeof kNothing) return;
 #ifndef __x86_64__
     refuse("STAND_IN_SWEEP_BYTES is for x86 alone");

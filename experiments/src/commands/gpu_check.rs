@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::gpu_check::{Deadline, Findings, Outcome, Part, Request, Step, at_once, member, schedule};
+use crate::gpu_check::{Deadline, Findings, Outcome, Part, Request, Step, at_once, member, schedule, telling_line};
 use crate::provenance::command_line;
 use crate::results::write_json;
 
@@ -126,19 +126,15 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<()> {
     std::fs::create_dir_all(&arguments.out).with_context(|| format!("--out {}", arguments.out.display()))?;
     let whole = Duration::from_secs_f64(60.0 * arguments.minutes);
     let end = Deadline::after(whole);
-    let cuda_devices = cuda_devices().unwrap_or_default();
     let processor_cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory_bytes = match arguments.device {
-        DeviceName::Cpu => 0,
-        DeviceName::Cuda(ordinal) => cuda_devices.get(ordinal).map_or(0, |device| device.total_memory_bytes),
-    };
+    let memory_bytes = arguments.device.cuda_device().map_or(0, |device| device.total_memory_bytes);
     let at_once = arguments.at_once.map_or_else(|| at_once(memory_bytes, processor_cores), NonZeroUsize::get);
     let path = arguments.out.join("gpu-check.json");
     let report = Mutex::new(Report {
         command: command_line(),
         version: env!("CARGO_PKG_VERSION"),
         device: arguments.device.to_string(),
-        cuda_devices,
+        cuda_devices: cuda_devices().unwrap_or_default(),
         processor_cores,
         minutes: arguments.minutes,
         at_once,
@@ -209,7 +205,8 @@ fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<
         None => Outcome::of_broken(&found, "ended by force, its time was over".to_owned()),
         Some(status) if status.success() => Outcome::of(&found),
         Some(status) => {
-            let how = format!("{status}: {}", last_line(&complaints));
+            let ours = telling_line(&complaints, |line| line.starts_with("plimsoll: "));
+            let how = format!("{status}: {}", ours.unwrap_or("it said nothing"));
             complaints.push_str(&status.to_string());
             Outcome::of_broken(&found, how)
         }
@@ -220,12 +217,6 @@ fn watched(arguments: &Arguments, step: Step, time: Duration) -> anyhow::Result<
 /// The last [`COMPLAINTS_BYTES_MAX`] of a text.
 fn end_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(COMPLAINTS_BYTES_MAX)..]).into_owned()
-}
-
-/// The line that says what went wrong: ours where there is one.
-fn last_line(text: &str) -> &str {
-    let ours = text.lines().rev().find(|line| line.starts_with("plimsoll: "));
-    ours.or_else(|| text.lines().rev().find(|line| !line.trim().is_empty())).unwrap_or("it said nothing")
 }
 
 fn wait(child: &mut Child, time: Duration) -> anyhow::Result<Option<ExitStatus>> {

@@ -6,7 +6,7 @@ use plimsoll_runtime::torch::settings::Determinism;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::script::{self, Ended};
+use super::script::{self, Nothing};
 use super::{Findings, Member, Request};
 
 /// What a job is like.
@@ -48,14 +48,6 @@ const SHARES: [f64; 2] = [0.75, 0.9];
 const SHARES_OF_STATE: [f64; 3] = [0.6, 0.75, 0.9];
 /// What a job says that cannot be held within its budget.
 const NO_ROOM: &str = "OutOfMemoryError";
-
-/// Why a job came to nothing.
-enum Nothing {
-    /// Its time was over.
-    CutShort,
-    /// What it says.
-    Failed(String),
-}
 
 /// What a job prints.
 #[derive(Deserialize)]
@@ -192,20 +184,12 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
 
 /// What a job came to, or why it came to nothing.
 fn run_job(request: &Request, asked: &Value) -> anyhow::Result<Result<Job, Nothing>> {
-    let mut printed = None;
-    let ended = script::run(request, script::BUDGETED_JOB, asked, request.deadline, |found| {
-        printed = Some(serde_json::from_value(found)?);
-        Ok(())
-    })?;
-    Ok(match (ended, printed) {
-        (Ended::ByItself(status, complaint), _) if !status.success() => {
-            Err(Nothing::Failed(format!("{status}: {complaint}")))
-        }
-        // To give page-locked memory back may take longer than there is left.
-        (_, Some(Printed::Done(job))) => Ok(job),
-        (_, Some(Printed::Failed { failure })) => Err(Nothing::Failed(failure)),
-        (Ended::OutOfTime, None) => Err(Nothing::CutShort),
-        (Ended::NotStarted(why), None) => Err(Nothing::Failed(why)),
-        (Ended::ByItself(..), None) => Err(Nothing::Failed("it printed nothing".to_owned())),
+    let printed = match script::run_to_its_end(request, script::BUDGETED_JOB, &[asked.to_string()], &[])? {
+        Ok(printed) => printed,
+        Err(nothing) => return Ok(Err(nothing)),
+    };
+    Ok(match serde_json::from_value(printed)? {
+        Printed::Done(job) => Ok(job),
+        Printed::Failed { failure } => Err(Nothing::Failed(failure)),
     })
 }

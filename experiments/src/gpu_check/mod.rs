@@ -24,9 +24,9 @@ use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use clap::ValueEnum;
-use plimsoll_env::device::{DeviceName, cuda_devices};
+use plimsoll_env::device::DeviceName;
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::{Manner, Workload, WorkloadConfig};
 use plimsoll_runtime::torch::settings::Determinism;
@@ -283,6 +283,12 @@ impl Serialize for Outcome {
     }
 }
 
+/// The last line that tells most, or else the last that says anything.
+pub fn telling_line(text: &str, tells_most: impl Fn(&str) -> bool) -> Option<&str> {
+    let mut said = text.lines().rev().filter(|line| !line.trim().is_empty());
+    said.clone().find(|line| tells_most(line)).or_else(|| said.next())
+}
+
 /// Where a step's findings say that all has been found.
 const COMPLETE: &str = "complete";
 /// Where they say what is not as it should be.
@@ -341,9 +347,8 @@ impl<'a> Bed<'a> {
 
     /// Leaves the caching allocator so many bytes of a device's memory.
     fn limit_memory(&self, bytes: u64) -> anyhow::Result<()> {
-        let Device::Cuda(ordinal) = self.on.device else { bail!("{:?} has no memory of its own", self.on.device) };
-        let devices = cuda_devices()?;
-        let total_bytes = devices.get(ordinal).context("the device is there")?.total_memory_bytes;
+        let device = self.name.cuda_device().with_context(|| format!("{} has no memory of its own", self.name))?;
+        let total_bytes = device.total_memory_bytes;
         Ok(self.on.session.set_device_share(bytes as f64 / total_bytes as f64)?)
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use plimsoll_env::workload::WorkloadConfig;
 use serde_json::{Value, json};
 
-use super::{Deadline, Member, Request};
+use super::{Deadline, Member, Request, telling_line};
 
 /// The programs and what they import, written for PyTorch 2.11.
 const FILES: [(&str, &str); 10] = [
@@ -51,7 +51,7 @@ pub fn run(
 }
 
 /// The same with those arguments, and more in its environment.
-pub fn run_with(
+fn run_with(
     request: &Request,
     program: &str,
     arguments: &[String],
@@ -101,9 +101,41 @@ pub fn run_with(
     };
     let complaints = complaints.join().unwrap_or_default();
     // Libraries may have more to say when the error has been told.
-    let mut lines = complaints.lines().rev();
-    let said = lines.clone().find(|line| line.contains("Error")).or_else(|| lines.find(|line| !line.trim().is_empty()));
+    let said = telling_line(&complaints, |line| line.contains("Error"));
     Ok(Ended::ByItself(status, said.unwrap_or_default().to_owned()))
+}
+
+/// Why a program came to nothing.
+pub enum Nothing {
+    /// Its time was over.
+    CutShort,
+    /// What it says.
+    Failed(String),
+}
+
+/// Runs a program with those arguments, and more in its environment, until the part is to end. The last line it prints, or why there
+/// is none.
+pub fn run_to_its_end(
+    request: &Request,
+    program: &str,
+    arguments: &[String],
+    environment: &[(&str, &str)],
+) -> anyhow::Result<Result<Value, Nothing>> {
+    let mut printed = None;
+    let ended = run_with(request, program, arguments, environment, request.deadline, |line| {
+        printed = Some(line);
+        Ok(())
+    })?;
+    Ok(match (ended, printed) {
+        (Ended::ByItself(status, complaint), _) if !status.success() => {
+            Err(Nothing::Failed(format!("{status}: {complaint}")))
+        }
+        // To give page-locked memory back may take longer than there is left.
+        (_, Some(printed)) => Ok(printed),
+        (Ended::OutOfTime, None) => Err(Nothing::CutShort),
+        (Ended::NotStarted(why), None) => Err(Nothing::Failed(why)),
+        (Ended::ByItself(..), None) => Err(Nothing::Failed("it printed nothing".to_owned())),
+    })
 }
 
 /// The loop as the programs read it: what its configuration says, and where it runs.

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::script::{self, Ended};
+use super::script::{self, Nothing};
 use super::{Findings, Request};
 
 /// So many jobs run beside each other.
@@ -76,15 +76,6 @@ struct Verdict {
     report: Value,
 }
 
-/// What became of a job.
-enum Ran {
-    /// What it prints.
-    Done(Value),
-    Failed(String),
-    /// Its time was over.
-    CutShort,
-}
-
 /// Runs the part.
 pub fn run(request: &Request, findings: &mut Findings) -> anyhow::Result<()> {
     if request.package.is_none() {
@@ -144,40 +135,40 @@ fn judge(request: &Request, (program, flags, more, left): &Job) -> anyhow::Resul
     let within = |budget: &str| run_job(request, program, &format!("{flags} {more} --budget {budget}"));
     let job = [*program, flags, more].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
     let untouched = match alone()? {
-        Ran::Done(untouched) => untouched,
-        Ran::Failed(why) => return Ok(Judged::LeftOut(format!("{job}: {why}"))),
-        Ran::CutShort => return Ok(Judged::CutShort),
+        Ok(untouched) => untouched,
+        Err(Nothing::Failed(why)) => return Ok(Judged::LeftOut(format!("{job}: {why}"))),
+        Err(Nothing::CutShort) => return Ok(Judged::CutShort),
     };
     let mut budget_bytes = match left {
         Left::Bytes(bytes) => *bytes,
         Left::Percent(percent) => match within(WATCHED)? {
-            Ran::Done(watched) => {
+            Ok(watched) => {
                 let peak_bytes = watched["report"]["peak_bytes"].as_u64().context("a report tells a peak")?;
                 peak_bytes * percent / 100
             }
-            Ran::Failed(why) => return Ok(Judged::Failed(format!("{job}, watched: {why}"))),
-            Ran::CutShort => return Ok(Judged::CutShort),
+            Err(Nothing::Failed(why)) => return Ok(Judged::Failed(format!("{job}, watched: {why}"))),
+            Err(Nothing::CutShort) => return Ok(Judged::CutShort),
         },
     };
     let mut tries = 0;
     let held = loop {
         tries += 1;
         match within(&format!("{budget_bytes}B"))? {
-            Ran::Done(held) => break held,
+            Ok(held) => break held,
             // A device's libraries take some for themselves.
-            Ran::Failed(why) => match least_bytes(&why).filter(|_| tries < TRIES) {
+            Err(Nothing::Failed(why)) => match least_bytes(&why).filter(|_| tries < TRIES) {
                 Some(least_bytes) => budget_bytes = least_bytes + least_bytes / 50,
                 None => return Ok(Judged::Failed(format!("{job}, within {budget_bytes} bytes: {why}"))),
             },
-            Ran::CutShort => return Ok(Judged::CutShort),
+            Err(Nothing::CutShort) => return Ok(Judged::CutShort),
         }
     };
     let identical = came_to(&held) == came_to(&untouched);
     let repeats = match identical {
         true => None,
         false => match alone()? {
-            Ran::Done(again) => Some(came_to(&again) == came_to(&untouched)),
-            Ran::Failed(_) | Ran::CutShort => None,
+            Ok(again) => Some(came_to(&again) == came_to(&untouched)),
+            Err(_) => None,
         },
     };
     let report = if held["report"].is_object() { held["report"].clone() } else { without_what_it_came_to(held) };
@@ -212,25 +203,12 @@ fn least_bytes(complaint: &str) -> Option<u64> {
     after.split_once(' ')?.0.parse().ok()
 }
 
-fn run_job(request: &Request, program: &str, flags: &str) -> anyhow::Result<Ran> {
+fn run_job(request: &Request, program: &str, flags: &str) -> anyhow::Result<Result<Value, Nothing>> {
     let device = request.device.to_string();
     let arguments = ["--device", &device].into_iter().chain(flags.split_whitespace()).map(str::to_owned);
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
     let environment = [&ENVIRONMENT[..], &[("MASTER_PORT", &port)]].concat();
-    let mut printed = None;
-    let arguments: Vec<String> = arguments.collect();
-    let ended = script::run_with(request, program, &arguments, &environment, request.deadline, |line| {
-        printed = Some(line);
-        Ok(())
-    })?;
-    Ok(match (ended, printed) {
-        (Ended::ByItself(status, complaint), _) if !status.success() => Ran::Failed(format!("{status}: {complaint}")),
-        // To give page-locked memory back may take longer than there is left.
-        (_, Some(printed)) => Ran::Done(printed),
-        (Ended::ByItself(..), None) => Ran::Failed("it printed nothing".to_owned()),
-        (Ended::NotStarted(why), None) => Ran::Failed(why),
-        (Ended::OutOfTime, None) => Ran::CutShort,
-    })
+    script::run_to_its_end(request, program, &arguments.collect::<Vec<_>>(), &environment)
 }
 
 #[cfg(test)]

@@ -197,8 +197,8 @@ uint32_t Call::mode_of(c10::TensorImpl* tensor, const Argument& argument) {
   if (argument.is_running_statistic && writes_statistics()) {
     if (!argument.is_optional) not_replayable_ = "batch-norm whose statistics cannot be left out";
     // Where nothing else says of which type results are, they are of that of the statistics, or of the input's where there are none.
-    bool says_type = facts_.training_argument < 0 || arguments_[1].isNone();
-    if (says_type && tensor->dtype() != arguments_[0].toTensor().dtype())
+    bool say_type = facts_.training_argument < 0 || arguments_[1].isNone();
+    if (say_type && tensor->dtype() != arguments_[0].toTensor().dtype())
       not_replayable_ = "batch-norm whose statistics are of another type";
     return PLIMSOLL_SIDE_EFFECT;
   }

@@ -37,10 +37,15 @@ auto& precisions() { return at::globalContext().*member(Precisions()); }
 char* switches_begin() { return reinterpret_cast<char*>(&(at::globalContext().*member(First()))); }
 size_t switches_bytes() { return static_cast<size_t>(reinterpret_cast<char*>(&precisions()) - switches_begin()); }
 
-// What of the processor's own settings changes results: rounding, and whether numbers next to zero are taken for it.
+#ifdef __SSE__
+// What of the processor's own settings changes results: how it rounds, and whether it flushes to zero what is next to it, as a result
+// and as an operand.
+constexpr uint32_t kChangesResults = _MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK | 0x0040;
+#endif
+
 uint32_t floating_point() {
 #ifdef __SSE__
-  return _mm_getcsr() & (_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK | 0x0040);
+  return _mm_getcsr() & kChangesResults;
 #else
   return 0;
 #endif
@@ -48,7 +53,7 @@ uint32_t floating_point() {
 
 void set_floating_point([[maybe_unused]] uint32_t wanted) {
 #ifdef __SSE__
-  _mm_setcsr((_mm_getcsr() & ~(_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK | 0x0040u)) | wanted);
+  _mm_setcsr((_mm_getcsr() & ~kChangesResults) | wanted);
 #endif
 }
 
@@ -87,8 +92,8 @@ struct Switches {
   }
 
   bool operator==(const Switches& other) const {
-    return std::memcmp(context.data(), other.context.data(), context.size()) == 0 && precision == other.precision &&
-           default_type == other.default_type && floating_point == other.floating_point && threads == other.threads;
+    return context == other.context && precision == other.precision && default_type == other.default_type &&
+           floating_point == other.floating_point && threads == other.threads;
   }
 };
 
