@@ -13,7 +13,6 @@ use tch::{Device, Kind, TchError, Tensor};
 const WIDTH: i64 = 192;
 const LAYERS: usize = 8;
 const ROWS: i64 = 16;
-const ITERATIONS: usize = 24;
 
 /// What an iteration is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,6 +27,18 @@ enum Kinds {
     Fused,
     /// One batch, after which several operators do, each of them all parameters.
     Foreach,
+}
+
+impl Kinds {
+    /// After how many iterations they repeat.
+    fn period(self) -> usize {
+        if self == Kinds::Augmented { 7 } else { 1 }
+    }
+
+    /// How many make a loop: those that are not alike take longer until what is away as one begins is what it was planned for.
+    fn iterations(self) -> usize {
+        if self.period() > 1 { 48 } else { 24 }
+    }
 }
 
 /// A model whose optimizer keeps far more than its batches make.
@@ -99,12 +110,13 @@ enum Begun {
     Found,
 }
 
-/// What the loop does within a share of what it has between iterations, beside its untouched self; in so many loops, one after
-/// the other.
-fn within(share: f64, kind: Kinds, begun: Begun, epochs: usize) -> Vec<IterationReport> {
+/// Within a share of what it has between iterations the loop does what its untouched self does, in so many loops, one after the
+/// other; all but so many iterations, and the last, as planned.
+fn goes_as_planned(share: f64, kind: Kinds, begun: Begun, epochs: usize, but: usize) {
     let _running = one_at_a_time();
     let iterate = |workload: &mut Wide, _| workload.iteration().unwrap();
-    let untouched = Untouched::run(|| Wide::new(kind), iterate, ITERATIONS);
+    let iterations = kind.iterations();
+    let untouched = Untouched::run(|| Wide::new(kind), iterate, iterations);
     let budget_bytes = (share * untouched.resident_bytes as f64) as u64;
     let builder = Runtime::builder().policy(tiny_policy(1)).budget(Budget::bytes(budget_bytes));
     let mut runtime = builder.link(fast_link()).engine(Box::new(HostEngine::new(None))).build().unwrap();
@@ -113,7 +125,7 @@ fn within(share: f64, kind: Kinds, begun: Begun, epochs: usize) -> Vec<Iteration
     session().reset_peak();
     for epoch in 0..epochs {
         let training = runtime.detect().unwrap();
-        for iteration in epoch * ITERATIONS / epochs..(epoch + 1) * ITERATIONS / epochs {
+        for iteration in epoch * iterations / epochs..(epoch + 1) * iterations / epochs {
             if begun == Begun::Marked {
                 training.mark().unwrap();
             }
@@ -129,11 +141,11 @@ fn within(share: f64, kind: Kinds, begun: Begun, epochs: usize) -> Vec<Iteration
     assert_eq!(above.count(), epochs, "{:?}", report.latest);
     assert!(report.latest.last().unwrap().peak_bytes >= untouched.resident_bytes);
     Stage::of(&losses, &workload).assert_same(&untouched.stage, "with less than there is between iterations");
-    report.latest
+    is_planned(&report.latest, but, kind.period());
 }
 
 /// All but the first so many iterations and the last are carried out as planned, to the predicted byte.
-fn is_planned(iterations: &[IterationReport], but: usize) {
+fn is_planned(iterations: &[IterationReport], but: usize, period: usize) {
     let planned: Vec<_> = iterations[..iterations.len() - 1]
         .iter()
         .filter(|iteration| iteration.course == Course::Planned && iteration.followed)
@@ -144,48 +156,51 @@ fn is_planned(iterations: &[IterationReport], but: usize) {
         planned.iter().filter_map(|iteration| Some((iteration.predicted?.peak_bytes, iteration.peak_bytes)));
     let (predicted, measured): (Vec<_>, Vec<_>) = predicted.unzip();
     assert_eq!(measured, predicted);
-    // But where other storages were away at the beginning than the plan was made for, at first.
-    assert!(2 * predicted.len() > planned.len() && planned[planned.len() - 1].predicted.is_some(), "{predicted:?}");
+    // But where other storages were away at the beginning than the plan was made for: at first, and time and again where what comes
+    // before is now this, now that.
+    let mut latest = planned[planned.len() - period..].iter();
+    let are_most = 2 * period * predicted.len() > planned.len();
+    assert!(are_most && latest.any(|iteration| iteration.predicted.is_some()), "{predicted:?}");
 }
 
 #[test]
 fn of_a_loop_that_is_marked() {
-    is_planned(&within(0.7, Kinds::Whole, Begun::Marked, 1), 8);
+    goes_as_planned(0.7, Kinds::Whole, Begun::Marked, 1, 8);
 }
 
 #[test]
 fn of_a_loop_whose_iterations_are_found() {
-    is_planned(&within(0.7, Kinds::Whole, Begun::Found, 1), 10);
+    goes_as_planned(0.7, Kinds::Whole, Begun::Found, 1, 10);
 }
 
 #[test]
 fn of_a_loop_that_adds_gradients_up() {
-    is_planned(&within(0.6, Kinds::Accumulated, Begun::Marked, 1), 10);
+    goes_as_planned(0.6, Kinds::Accumulated, Begun::Marked, 1, 10);
 }
 
 /// What comes before the model runs is divided from the rest.
 #[test]
 fn of_a_loop_whose_batches_are_augmented() {
-    is_planned(&within(0.7, Kinds::Augmented, Begun::Marked, 1), 20);
+    goes_as_planned(0.7, Kinds::Augmented, Begun::Marked, 1, 20);
 }
 
 #[test]
 fn with_little_more_than_the_gradients() {
-    is_planned(&within(0.4, Kinds::Whole, Begun::Marked, 1), 10);
+    goes_as_planned(0.4, Kinds::Whole, Begun::Marked, 1, 10);
 }
 
 /// What steps all parameters in one operator is run in pieces, which need not all be there together.
 #[test]
 fn of_a_loop_with_a_fused_optimizer() {
-    is_planned(&within(0.4, Kinds::Fused, Begun::Marked, 1), 10);
+    goes_as_planned(0.4, Kinds::Fused, Begun::Marked, 1, 10);
 }
 
 #[test]
 fn of_a_loop_with_an_optimizer_of_operators_on_lists() {
-    is_planned(&within(0.6, Kinds::Foreach, Begun::Marked, 1), 10);
+    goes_as_planned(0.6, Kinds::Foreach, Begun::Marked, 1, 10);
 }
 
 #[test]
 fn of_loops_that_follow_each_other() {
-    is_planned(&within(0.7, Kinds::Whole, Begun::Marked, 3), 10);
+    goes_as_planned(0.7, Kinds::Whole, Begun::Marked, 3, 10);
 }
