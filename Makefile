@@ -72,7 +72,7 @@ gpu-policy-%: libtorch stand-in
 	    --json experiments/results/published-sizes/$*.json $(JUDGE)
 	cp target/policies/$*.policy configs/policies/
 
-# No spinning at all: tests run beside each other.
+# OpenMP threads must not spin: tests run beside each other.
 test: libtorch tools
 	GOMP_SPINCOUNT=0 cargo test --workspace
 

@@ -31,8 +31,8 @@ pub fn record(
     device: &str,
 ) -> Result<(Trace, Vec<f64>), RecordingError> {
     let mut recorder = Recorder::new(session);
-    let mut losses = Vec::with_capacity(WARM_UP + iterations);
-    for _ in 0..WARM_UP + iterations {
+    let mut losses = Vec::new();
+    for _ in 0..iterations.saturating_add(WARM_UP) {
         losses.push(recorder.iteration(|| workload.iteration())??);
     }
     for (_, variable) in workload.variables() {

@@ -110,7 +110,10 @@ struct Solve<'a, 'h> {
     stopped: bool,
 }
 
-/// Solves `problem` as far as `limit` allows. `watch` hears of progress, and ends it by answering false.
+/// A limit that is none.
+const LIMIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Solves `problem` as far as `limit` allows, for a year at most. `watch` hears of progress, and ends it by answering false.
 pub fn solve(
     highs: &Highs,
     problem: Problem<'_>,
@@ -121,7 +124,7 @@ pub fn solve(
         highs,
         problem,
         started: Instant::now(),
-        limit,
+        limit: limit.min(LIMIT_MAX),
         watch,
         incumbent: Incumbent::new(problem),
         lower_bound_ns: problem.lineage.keep_all_makespan_ns(),

@@ -189,7 +189,7 @@ impl Untouched {
         mut watcher: impl FnMut(&mut dyn FnMut() -> Result<f64, TchError>) -> Result<f64, TchError>,
     ) -> anyhow::Result<Self> {
         let mut workload = build(config, name, flags.device.open()?, flags.seed)?;
-        let mut losses = Vec::with_capacity(iterations);
+        let mut losses = Vec::new();
         for _ in 0..iterations {
             losses.push(watcher(&mut || workload.iteration())?.to_bits());
         }

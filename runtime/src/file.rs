@@ -124,8 +124,10 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
         };
         let mut file = temporary_beside(&path)?;
         file.write_all(bytes)?;
+        if let Ok(before) = std::fs::metadata(&path) {
+            file.as_file().set_permissions(before.permissions())?;
+        }
         file.as_file().sync_all()?;
-        make_readable(file.as_file())?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
     };
@@ -179,19 +181,12 @@ fn temporary_beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     if !folder.is_dir() {
         return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
     }
-    tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)
-}
-
-/// Temporary files are private to their owner; a finished one is as readable as any other file.
-#[cfg(unix)]
-fn make_readable(file: &std::fs::File) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn make_readable(_: &std::fs::File) -> io::Result<()> {
-    Ok(())
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".plimsoll-");
+    // Temporary files are private to their owner unless told; this one will be a file like any other.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder)
 }
 
 /// What `file` holds, unpacked where gzip packed it.
@@ -293,6 +288,20 @@ mod tests {
 
     fn refusal(path: &Path, kind: FileKind, supported: u32) -> String {
         read_json::<Vec<u32>>(path, kind, supported).unwrap_err().to_string()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_are_as_readable_as_others_and_stay_as_readable_as_they_were() {
+        use std::os::unix::fs::PermissionsExt;
+        let (folder, path) = written();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
+        let other = folder.path().join("other");
+        std::fs::File::create(&other).unwrap();
+        assert_eq!(mode(&path), mode(&other));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        write_whole(&path, b"mine alone").unwrap();
+        assert_eq!((mode(&path) & 0o777, std::fs::read(&path).unwrap()), (0o600, b"mine alone".to_vec()));
     }
 
     #[cfg(unix)]

@@ -163,7 +163,7 @@ impl SlowTiers {
     }
 
     /// Whether the host takes whatever comes.
-    pub fn is_unlimited(&self) -> bool {
+    pub(crate) fn is_unlimited(&self) -> bool {
         self.host_limit_bytes == u64::MAX
     }
 }

@@ -47,7 +47,7 @@ impl LearnedPolicy {
     }
 
     /// The same policy, sampling.
-    pub fn with_seed(&self, seed: u64) -> Self {
+    pub(crate) fn with_seed(&self, seed: u64) -> Self {
         LearnedPolicy::sampled(self.network.clone(), seed)
     }
 }

@@ -28,7 +28,6 @@ pub mod network;
 pub mod observation;
 pub mod obstacle;
 mod outlook;
-pub mod period;
 mod placement;
 pub mod plan;
 pub mod planner;

@@ -78,7 +78,7 @@ impl Window {
     }
 
     /// The operator index that ends it: of the access, or of the operator after which its storage is freed.
-    pub const fn last_operator(&self) -> usize {
+    pub(crate) const fn last_operator(&self) -> usize {
         if self.used_again { self.end as usize } else { self.end as usize - 1 }
     }
 }
@@ -230,12 +230,12 @@ impl Lineage {
     }
 
     /// Whether a window is one of those.
-    pub fn begins_leaving(&self, window: WindowId) -> bool {
+    pub(crate) fn begins_leaving(&self, window: WindowId) -> bool {
         self.begins_leaving[window.index()]
     }
 
     /// Whether the storage of a window is still away when what comes next begins.
-    pub fn stays_away(&self, window: WindowId) -> bool {
+    pub(crate) fn stays_away(&self, window: WindowId) -> bool {
         self.stays[window.index()]
     }
 

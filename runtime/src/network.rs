@@ -20,7 +20,7 @@ pub const LOGITS: usize = 2;
 pub const HIDDEN_MAX: usize = 1024;
 /// Normalised features are held within ±this, so that one feature far from its training range cannot
 /// drown all others.
-pub const NORMALISED_MAX: f32 = 10.0;
+const NORMALISED_MAX: f32 = 10.0;
 
 /// Brings every feature to a mean of zero and a spread of one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

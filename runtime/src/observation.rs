@@ -179,7 +179,7 @@ impl Pressure<'_> {
 }
 
 /// SHA-256 of the feature table: a policy trained on another table is refused.
-pub fn feature_table_hash() -> String {
+pub(crate) fn feature_table_hash() -> String {
     let text: String = FEATURE_TABLE.iter().map(|feature| format!("{}: {}\n", feature.name, feature.doc)).collect();
     crate::file::sha256_hex(text.as_bytes())
 }

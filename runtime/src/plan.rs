@@ -9,7 +9,7 @@ use crate::hardware::SlowTiers;
 use crate::lineage::WindowId;
 
 /// The newest plan format that this build reads and writes.
-pub const PLAN_VERSION: u32 = 2;
+const PLAN_VERSION: u32 = 2;
 
 /// What becomes of a storage while it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

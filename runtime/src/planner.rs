@@ -29,9 +29,9 @@ pub struct Decided {
 }
 
 /// The name of the plan that evicts nothing, where nobody made a better one.
-pub const KEEP_ALL: &str = "keep-all";
+pub(crate) const KEEP_ALL: &str = "keep-all";
 /// The name of a plan that there was before, for these sizes or others, where nobody made a better one.
-pub const BEFORE: &str = "before";
+const BEFORE: &str = "before";
 /// The name of plans that a learned policy made.
 pub const LEARNED: &str = "learned";
 /// The name of plans that a search found, a learned policy's plans being among those that it could start from.
@@ -68,7 +68,7 @@ pub const PORTFOLIO: [&str; 20] = [
 /// What planning takes where nobody limits it.
 pub const TIME: Duration = Duration::from_millis(200);
 /// … for each window of the trace, where there are more than a thousand.
-pub const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
+pub(crate) const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
 
 /// Shares of the budget that decodes are made for, beside the whole of it: what is left is room for prefetches, which no
 /// pressure point asks for, and without which operators wait for data.

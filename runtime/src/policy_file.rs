@@ -29,7 +29,7 @@ use crate::observation::{FEATURE_TABLE, FEATURES, Feature, feature_table_hash};
 use crate::plan::ActionSet;
 
 /// The newest policy format that this build reads and writes.
-pub const POLICY_VERSION: u32 = 1;
+const POLICY_VERSION: u32 = 1;
 
 /// No policy file is larger; a larger one is refused before anything is allocated.
 const POLICY_BYTES_MAX: u64 = 64 << 20;

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::file::{FileError, FileKind, read_json, write_json};
 
 /// The newest trace format that this build reads and writes.
-pub const TRACE_VERSION: u32 = 1;
+const TRACE_VERSION: u32 = 1;
 /// How the name of a trace's file ends in a folder of traces.
 pub const TRACE_EXTENSION: &str = "plimsoll";
 
@@ -228,7 +228,7 @@ impl Trace {
 
     /// Takes from all times what finding them out took, for without that the iteration takes `makespan_ns`: the same from every
     /// operator, from the pause before it first and of its own time no more than half, and the rest in proportion.
-    pub fn cut_to(&mut self, makespan_ns: u64) {
+    pub(crate) fn cut_to(&mut self, makespan_ns: u64) {
         let each_ns = self.times_ns().saturating_sub(makespan_ns) / (self.operators.len() as u64).max(1);
         for operator in &mut self.operators {
             let of_gap_ns = each_ns.min(operator.gap_ns);

@@ -26,6 +26,7 @@ use plimsoll_runtime::trace::StorageId;
 use plimsoll_runtime::{ActionSet, Lineage, Link, Problem, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::beyond_tch::{blend, forget_origins};
@@ -218,7 +219,7 @@ pub enum Verdict {
 }
 
 /// What happened to a program while its bits stayed the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Iterations whose plan was carried out to the end.
     pub followed: usize,

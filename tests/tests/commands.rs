@@ -78,12 +78,12 @@ fn every_subcommand_explains_itself() {
         assert!(all.contains(subcommand), "{all}");
         let help = bench.succeed(&format!("{subcommand} --help")).stdout;
         assert!(help.contains("Usage: plimsoll"), "{help}");
-    }
-    for subcommand in ["record", "train", "evaluate", "run"] {
-        assert!(bench.succeed(&format!("{subcommand} --help")).stdout.contains("--device"));
-    }
-    for subcommand in ["train", "plan", "evaluate", "run"] {
-        assert!(bench.succeed(&format!("{subcommand} --help")).stdout.contains("--link"));
+        if ["record", "train", "evaluate", "run"].contains(&subcommand) {
+            assert!(help.contains("--device"), "{help}");
+        }
+        if ["train", "plan", "evaluate", "run"].contains(&subcommand) {
+            assert!(help.contains("--link"), "{help}");
+        }
     }
     assert!(!bench.call("").succeeded);
     assert!(!bench.call("sail").succeeded);

@@ -167,7 +167,10 @@ fn the_check_of_jobs_in_python_passes() {
         assert_eq!(found["untouched_job_repeats"], true, "{found}");
         let within = &found["within_a_budget"];
         assert_eq!((&within["identical"], &within["last"]["course"]), (&true.into(), &"planned".into()), "{found}");
-        assert!(within["last"]["offloaded_bytes"].as_u64() > Some(0), "{found}");
+        let count = |of: &str, what: &str| within[of][what].as_u64().unwrap();
+        assert!(count("report", "offloaded_bytes") > 0, "{found}");
+        // Which it is depends on how long copies take beside operators.
+        assert!(count("last", "offloaded_bytes") + count("last", "reruns") > 0, "{found}");
     }
 }
 

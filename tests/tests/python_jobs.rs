@@ -464,9 +464,9 @@ fn a_job_of_several_processes_keeps_every_bit_within_a_budget_of_each() {
         let jobs = ground.shared_job(&format!("{flags} --budget {budget_bytes}B"));
         for (job, untouched) in jobs.iter().zip(&untouched) {
             assert_within_budget(job, budget_bytes, untouched);
-            // Now and then an iteration runs short of bytes that another process's messages hold for longer.
-            let last = job["report"]["latest"].as_array().unwrap().last().unwrap();
-            assert_eq!(last["course"], "planned", "{device}, {how}: {}", job["report"]);
+            // Now and then an iteration runs short of bytes that another process's messages hold for longer, the last one, too.
+            let mut last = job["report"]["latest"].as_array().unwrap().iter().rev().take(4);
+            assert!(last.any(|iteration| iteration["course"] == "planned"), "{device}, {how}: {}", job["report"]);
             assert!(followed(&job["report"]) > 3, "{device}, {how}: {}", job["report"]);
         }
     }

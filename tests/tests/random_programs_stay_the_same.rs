@@ -2,33 +2,30 @@
 //! several batches of any length, with pieces left out, with parameters that are away between iterations, or with other threads that
 //! let go of what they have used, or use it meanwhile, give the bits of their untouched selves.
 
+use std::process::Command;
+
+use clap::ValueEnum;
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict, prepare};
 use plimsoll_tests::one_at_a_time;
+use serde::Deserialize;
+use serde_json::Value;
 
 const PROGRAMS: usize = 200;
 /// Where threads are started for them.
 const FEWER: usize = PROGRAMS / 2;
 
+/// In a process of its own: in one there can be one loop at a time.
 fn slice(mode: Mode, programs: usize) -> Tally {
-    let _running = one_at_a_time();
-    prepare();
-    let (mut same, mut all) = (0, Tally::default());
-    for seed in 0.. {
-        let program = Program::random(seed);
-        match program.check(mode) {
-            Verdict::Unlawful => {}
-            Verdict::Same(tally) => {
-                same += 1;
-                all += tally;
-            }
-            Verdict::Different(what) => panic!("seed {seed}: {what}\n{}", program.minimised(mode)),
-        }
-        if same == programs {
-            break;
-        }
-    }
-    println!("{same} programs: {all:?}");
-    all
+    let mode = mode.to_possible_value().expect("no mode is hidden");
+    let mut fuzz = Command::new(env!("CARGO_BIN_EXE_fuzz"));
+    fuzz.args(["--mode", mode.get_name(), "--programs", &programs.to_string()]);
+    let ran = fuzz.output().expect("it is built before its tests");
+    let [printed, complained] = [&ran.stdout, &ran.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(ran.status.success(), "{printed}\n{complained}");
+    println!("{printed}");
+    let summary: Value = serde_json::from_str(printed.lines().last().expect("a summary")).unwrap();
+    assert_eq!((&summary["same"], &summary["different"]), (&programs.into(), &0.into()), "{summary}");
+    Tally::deserialize(&summary["meanwhile"]).unwrap()
 }
 
 fn stays_the_same(seed: u64, mode: Mode) {

@@ -80,7 +80,7 @@ impl Member for BertConfig {
 /// The masked characters of every passage, by post-norm blocks of attention both ways.
 struct Bert {
     config: BertConfig,
-    text: Text,
+    text: &'static Text,
     model: Model,
 }
 

@@ -83,11 +83,7 @@ impl Member for GptConfig {
 
     fn task(&self, variables: &VarStore) -> Result<Box<dyn Task>, TchError> {
         let text = Text::de_finibus();
-        Ok(Box::new(Gpt {
-            model: Model::new(&variables.root(), self, self.symbols(&text)),
-            config: self.clone(),
-            text,
-        }))
+        Ok(Box::new(Gpt { model: Model::new(&variables.root(), self, self.symbols(text)), config: self.clone(), text }))
     }
 
     fn training(&self, variables: VarStore) -> Result<Training, TchError> {
@@ -108,7 +104,7 @@ impl GptConfig {
 /// The next character of every passage, by pre-norm blocks of causal attention.
 struct Gpt {
     config: GptConfig,
-    text: Text,
+    text: &'static Text,
     model: Model,
 }
 
@@ -122,7 +118,7 @@ impl Task for Gpt {
     }
 
     fn loss(&self, Batch { inputs, targets, without }: Batch) -> Result<Tensor, TchError> {
-        let logits = self.model.forward(&inputs, &without)?.f_view([-1, self.config.symbols(&self.text)])?;
+        let logits = self.model.forward(&inputs, &without)?.f_view([-1, self.config.symbols(self.text)])?;
         cross_entropy(&logits, &targets)
     }
 }

@@ -62,7 +62,7 @@ impl Member for LstmConfig {
 /// The next character of every passage, by `tch`'s own recurrent layers.
 struct Lstm {
     config: LstmConfig,
-    text: Text,
+    text: &'static Text,
     tokens: Tensor,
     layers: LSTM,
     head: Linear,

@@ -1,5 +1,7 @@
 //! A text to learn character by character.
 
+use std::sync::LazyLock;
+
 use rand::{Rng, RngExt};
 use tch::{Device, TchError, Tensor};
 
@@ -24,12 +26,17 @@ pub(super) struct TextBatch {
 
 impl Text {
     /// The text that families of language models learn.
-    pub fn de_finibus() -> Self {
-        let mut alphabet: Vec<char> = DE_FINIBUS.chars().collect();
+    pub fn de_finibus() -> &'static Self {
+        static TEXT: LazyLock<Text> = LazyLock::new(|| Text::of(DE_FINIBUS));
+        &TEXT
+    }
+
+    fn of(text: &str) -> Self {
+        let mut alphabet: Vec<char> = text.chars().collect();
         alphabet.sort_unstable();
         alphabet.dedup();
         let token = |character| alphabet.partition_point(|&other| other < character) as i64;
-        let tokens = DE_FINIBUS.chars().map(token).collect();
+        let tokens = text.chars().map(token).collect();
         Text { alphabet, tokens }
     }
 

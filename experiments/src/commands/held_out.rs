@@ -44,7 +44,7 @@ pub struct HeldOutFlags {
     only: Vec<String>,
     /// With --held-out: how many members to draw and record
     #[arg(long, default_value_t = 6, value_name = "N", requires = "held_out", conflicts_with = "traces")]
-    count: usize,
+    count: u16,
     /// With --held-out: the machine whose times the traces shall have: its profile, the profile's name, or `as-recorded`
     #[arg(long, value_name = "FILE|NAME", default_value = "titan-v", requires = "held_out")]
     hardware: String,
@@ -266,7 +266,7 @@ fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) ->
             let folder = tempfile::tempdir()?;
             let mut names = request.named.to_vec();
             names.iter().try_for_each(|name| request.config.workload(name).map(drop))?;
-            names.extend(members::draw(&mut request.config, Split::HeldOut, flags.count, request.loops.seed)?);
+            names.extend(members::draw(&mut request.config, Split::HeldOut, flags.count.into(), request.loops.seed)?);
             members::record(&request.config, &names, folder.path(), request.loops, RECORDED_ITERATIONS)?
         }
     };

@@ -209,7 +209,7 @@ impl KeepAll {
     fn run(config: &FamilyConfig, name: &str, ground: &Ground, arguments: &Arguments) -> anyhow::Result<Self> {
         ground.on.ask_for(config.workload(name)?.determinism());
         let session = ground.on.session;
-        let mut makespans_ns = Vec::with_capacity(arguments.iterations);
+        let mut makespans_ns = Vec::new();
         let (mut peak_bytes, mut resident_bytes) = (0, 0);
         let untouched = Untouched::watch(config, name, &arguments.flags, arguments.iterations, |step| {
             session.reset_peak();
@@ -303,7 +303,7 @@ fn attempt(
     let runtime = builder.tiers(tiers.tiers).engine(on.engine(tiers)?).build()?;
     let training = arguments.throughout.then(|| runtime.start_detecting()).transpose()?;
     let mut workload = build(config, name, on.device, arguments.flags.seed)?;
-    let (mut losses, mut makespans_ns) = (Vec::with_capacity(arguments.iterations), Vec::new());
+    let (mut losses, mut makespans_ns) = (Vec::new(), Vec::new());
     for _ in 0..arguments.iterations {
         let (ran, time) = on.timed(|| {
             let _iteration = match &training {

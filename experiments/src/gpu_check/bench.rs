@@ -51,7 +51,7 @@ impl<'a> Bench<'a> {
         bed.on.session.reset_device_peak();
         let (trace, _) = bed.record(workload.as_mut(), RECORDED)?;
         findings.set("keep_all_peak_bytes", trace.peak_bytes)?;
-        findings.set("keep_all_device_counts", format!("{:?}", bed.on.session.device_counts()))?;
+        findings.set("keep_all_device_counts", bed.on.session.device_counts())?;
         findings.set("recorded_makespan_ns", trace.makespan_ns)?;
         findings.set("operators", trace.operators.len())?;
         let link = bed.on.reckoned_link()?;

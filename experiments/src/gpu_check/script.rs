@@ -1,5 +1,6 @@
 //! Programs in Python that a part runs, with PyTorch as its users run it. Each prints a line of JSON for whatever it finds.
 
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -63,8 +64,10 @@ fn run_with(
     for (name, text) in FILES {
         std::fs::write(folder.path().join(name), text).context(name)?;
     }
-    let printed_at = folder.path().join("printed.jsonl");
-    let printed = std::fs::File::create(&printed_at).with_context(|| printed_at.display().to_string())?;
+    // Files: a pipe would stop the program when full, and be open for as long as whatever it started.
+    let [printed_at, complained_at] = ["printed.jsonl", "complaints"].map(|name| folder.path().join(name));
+    let create = |path: &Path| std::fs::File::create(path).with_context(|| path.display().to_string());
+    let (printed, complained) = (create(&printed_at)?, create(&complained_at)?);
     let mut command = Command::new(&request.python);
     command.arg(folder.path().join(program)).args(arguments).envs(environment.iter().copied());
     if let Some(package) = &request.package {
@@ -72,14 +75,11 @@ fn run_with(
         let others = std::env::split_paths(&others).filter(|path| !path.as_os_str().is_empty());
         command.env("PYTHONPATH", std::env::join_paths([package.clone()].into_iter().chain(others))?);
     }
-    command.stdin(Stdio::null()).stdout(printed).stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(printed).stderr(complained);
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return Ok(Ended::NotStarted(format!("{}: {error}", request.python))),
     };
-    let mut stderr = child.stderr.take().context("it is piped")?;
-    // Read all the while: a full pipe would stop the program.
-    let complaints = std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap_or_default());
     let mut told = 0;
     let status = loop {
         let ended = child.try_wait()?;
@@ -99,7 +99,7 @@ fn run_with(
         }
         std::thread::sleep(PAUSE);
     };
-    let complaints = complaints.join().unwrap_or_default();
+    let complaints = String::from_utf8_lossy(&std::fs::read(&complained_at)?).into_owned();
     // Libraries may have more to say when the error has been told.
     let said = telling_line(&complaints, |line| line.contains("Error"));
     Ok(Ended::ByItself(status, said.unwrap_or_default().to_owned()))

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
 use super::parts::Divider;
+use super::period::{PeriodDetector, Step};
 use super::program::{Follows, put};
 use super::runtime::Keeper;
 use super::session::{Observer, Relay, SessionError, operator_name};
 use super::shim::{self, Entry, RawOperator};
 use crate::locks::lock;
-use crate::period::{PeriodDetector, Step};
 use crate::trace::Phase;
 
 /// What autocast makes of parameters is recorded even where a model is evaluated and nothing else is.

@@ -15,6 +15,7 @@ pub mod executor;
 mod ladder;
 mod library;
 mod parts;
+mod period;
 mod program;
 mod reactive;
 mod recompute;

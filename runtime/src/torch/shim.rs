@@ -3,6 +3,8 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
+use serde::Serialize;
+
 use crate::trace::{AccessMode, Phase};
 
 // How the bytes of a storage were found: see shim.h.
@@ -321,7 +323,7 @@ pub(crate) fn install(callbacks: &'static Callbacks, cuda: Option<i32>) -> Resul
 /// What the caching allocator of a CUDA device counts itself, as the shim lays it out: bytes, the highest since
 /// [`Session::reset_device_peak`](super::Session::reset_device_peak), and allocations that failed.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceCounts {
     /// Bytes of blocks in use, each a little larger than what was asked for.
     pub allocated_bytes: u64,

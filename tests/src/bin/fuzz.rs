@@ -1,13 +1,15 @@
-//! Random programs under random plans, under random budgets, and so with copies that fail, with batches of any length, with pieces left
-//! out, or with parameters that are away between iterations, against their untouched selves:
+//! Random programs, run in every way that [`Mode`] has, against their untouched selves:
 //!
 //!     cargo run -p plimsoll-tests --bin fuzz -- --programs 10000 [--seed N] [--mode MODE]
+//!
+//! Prints a line for whatever differs, and at the end of each mode a line of JSON that says what happened meanwhile.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict};
+use serde_json::json;
 
 /// Flags.
 #[derive(Parser)]
@@ -62,14 +64,15 @@ fn run(mode: Mode, programs: u64, mut seed: u64, keep_going: bool) -> Vec<Progra
         }
         seed += 1;
     }
-    let Tally { followed, reruns, swapped_bytes, evictions, refusals, failures } = all;
-    println!(
-        "{mode:?}: {same} programs without a difference, {} with one, in {:.0} s ({unlawful} drawn that do not train): {followed} \
-         iterations followed their plans, {reruns} reruns, {} MiB swapped, {evictions} evictions when bytes ran out, \
-         {refusals} refusals, {failures} calls of the engine that failed",
-        different.len(),
-        started.elapsed().as_secs_f64(),
-        swapped_bytes >> 20,
-    );
+    let mode = mode.to_possible_value().expect("no mode is hidden");
+    let summary = json!({
+        "mode": mode.get_name(),
+        "same": same,
+        "different": different.len(),
+        "drawn_that_do_not_train": unlawful,
+        "seconds": started.elapsed().as_secs(),
+        "meanwhile": all,
+    });
+    println!("{summary}");
     different
 }

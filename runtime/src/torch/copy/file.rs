@@ -214,11 +214,6 @@ impl FileEngine {
         Ok(Link { contention_ns_per_byte, ..link })
     }
 
-    /// Whether bytes go past the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.room.file.is_direct()
-    }
-
     /// Makes both worker threads die, as a fault to be survived. For tests.
     #[doc(hidden)]
     pub fn kill_workers(&mut self) {

@@ -34,11 +34,6 @@ impl SpillFile {
         Ok(SpillFile { file, is_direct })
     }
 
-    /// Whether bytes go past the page cache.
-    pub(super) fn is_direct(&self) -> bool {
-        self.is_direct
-    }
-
     /// Makes sure that the disk has room for these bytes, so that writing them later cannot find it full.
     pub(super) fn reserve(&self, range: Range<u64>) -> Result<(), CopyError> {
         let (start, bytes) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
