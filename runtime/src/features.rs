@@ -216,7 +216,7 @@ impl Describer {
                 compressed(price / makespan / ahead.over_budget_area.max(SHARE_MIN)),
                 ln.get((price / bytes.max(1.0) + PRICE_MIN) / (cheapest + PRICE_MIN)).min(6.0) / 6.0,
                 ((float(ahead.prefetch_claimed_ns) + transfer) / float(candidate.to_use_ns.max(1))).min(4.0) / 4.0,
-                0.0,
+                0.0, // `is_wait`
                 may_wait,
                 wait_stall,
                 wait_slack,

@@ -97,7 +97,7 @@ pub struct Edges {
 }
 
 impl Edges {
-    /// The same, where these storages are still leaving when it begins, in that order, as far as they are away.
+    /// The same edges, with those of `storages` that are away marked as still being offloaded when it begins, in that order.
     pub(crate) fn with_leaving(&self, storages: &[StorageId]) -> Edges {
         let mut away = self.not_there();
         let leaving: Vec<_> = storages.iter().copied().filter(|storage| away.binary_search(storage).is_ok()).collect();

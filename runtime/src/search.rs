@@ -53,7 +53,7 @@ impl Limits {
         Limits { evaluations: u64::MAX, wall: Some(wall), seed: 0 }
     }
 
-    /// Whether more time than there is has passed since then.
+    /// Whether the time limit has passed since `started`.
     fn is_past(&self, started: Instant) -> bool {
         self.wall.is_some_and(|wall| started.elapsed() >= wall)
     }

@@ -346,9 +346,9 @@ impl<'a> Timeline<'a> {
         self.at.offloads.iter().filter(is_leaving).map(|offload| offload.storage).collect()
     }
 
-    /// Has what is leaving at the end of the last run, whose schedule this is, make way for what the program reads out last. A device
-    /// copies in the order in which it is asked to, and a host that is far ahead in asking would have the program wait for bytes that
-    /// need not be gone. What could not begin to leave until then anyway is asked for after it.
+    /// Postpones offloads of the last run, whose schedule this is, that are still under way at its end and could not begin before
+    /// what the program reads out last, until after that. A device copies in the order in which it is asked to, and a host that is far
+    /// ahead in asking would have the program wait behind bytes that need not be gone.
     pub fn let_read_out(&self, schedule: &mut Schedule) {
         let Some(last) = self.trace.operators.iter().rposition(Operator::is_read_out) else { return };
         // At the latest: what holds compute up may yet come behind it.

@@ -1,5 +1,6 @@
 //! The timeline once more, as simply as it can be written: every operator in turn, every storage looked at, nothing kept
-//! from one run to the next. What the library's event-driven timeline predicts and schedules must equal this.
+//! from one run to the next. What the library's event-driven timeline predicts and schedules must equal this. Rules of copies,
+//! rebuilds and retention are the same in both: an error in what is passed over shows here, one in a rule does not.
 
 use std::collections::VecDeque;
 
