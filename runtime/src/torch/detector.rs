@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use super::driver::Shared;
+use super::library::Library;
 use super::parts::Divider;
 use super::period::{PeriodDetector, Step};
 use super::program::{Follows, put};
-use super::runtime::Keeper;
 use super::session::{Observer, Relay, SessionError, operator_name};
 use super::shim::{self, Entry, RawOperator};
 use crate::locks::lock;
@@ -66,8 +66,8 @@ impl Stream {
 }
 
 impl Detector {
-    pub(super) fn new(shared: Arc<Shared>, keeper: Arc<Mutex<Keeper>>) -> Self {
-        Detector { divider: Divider::new(shared, keeper), stream: Mutex::default() }
+    pub(super) fn new(shared: Arc<Shared>, library: Arc<Mutex<Library>>) -> Self {
+        Detector { divider: Divider::new(shared, library), stream: Mutex::default() }
     }
 
     /// Stretches between two updates that an iteration takes, once that is known.
@@ -77,34 +77,34 @@ impl Detector {
 
     /// Ends the iteration under way.
     pub(super) fn end(&self) -> Result<(), SessionError> {
-        let Divider { shared, keeper, .. } = &self.divider;
+        let Divider { shared, library, .. } = &self.divider;
         let ended = self.divider.end(Follows::Unheard)?;
-        lock(keeper).after(&mut shared.lock(), ended);
+        lock(library).after(&mut shared.lock(), ended);
         Ok(())
     }
 
     /// Ends the iteration under way, and begins the next.
     fn turn(&self) -> Result<(), SessionError> {
-        self.divider.turn(Follows::Iteration, |keeper, driver, ended| {
-            keeper.after(driver, ended);
-            keeper.next(driver)
+        self.divider.turn(Follows::Iteration, |library, driver, ended| {
+            library.after(driver, ended);
+            library.next(driver)
         })
     }
 
     /// An iteration begins here, and none is looked for from now on.
     pub(super) fn mark(&self) -> Result<(), SessionError> {
         lock(&self.stream).is_marked = true;
-        let Divider { shared, keeper, .. } = &self.divider;
+        let Divider { shared, library, .. } = &self.divider;
         if shared.lock().has_started() {
             return self.turn();
         }
-        let next = lock(keeper).next(&mut shared.lock());
+        let next = lock(library).next(&mut shared.lock());
         self.divider.go_on(next)
     }
 
     /// What the operator is, and whether an iteration begins with it.
     fn look_at(&self, operator: &RawOperator) -> (Step, bool) {
-        let Divider { shared, keeper, .. } = &self.divider;
+        let Divider { shared, library, .. } = &self.divider;
         let phase = shim::phase();
         let recorded = self.divider.is_recorded(phase);
         let mut stream = lock(&self.stream);
@@ -113,10 +113,10 @@ impl Detector {
             return (step, false);
         }
         // What is divided from an iteration is what comes before it: all since the last update.
-        let early = stream.period.is_updated() && lock(keeper).cuts().after_prelude;
+        let early = stream.period.is_updated() && lock(library).cuts().after_prelude;
         let begins = stream.period.push(step, early, shim::live_bytes(), || shared.lock().bytes_if_resident());
         // Where what has to be resident there exceeds the budget is none.
-        let fits = begins.is_some_and(|bytes| lock(keeper).may_pause(bytes));
+        let fits = begins.is_some_and(|bytes| lock(library).may_pause(bytes));
         if begins.is_some() && !fits {
             stream.period.reject();
         }

@@ -8,12 +8,14 @@ mod away;
 mod decider;
 mod planning;
 mod shelf;
+mod turns;
 
 use std::collections::{HashMap, VecDeque};
 
 pub(super) use self::decider::Decider;
-use self::planning::{PLANNING_SHARE, carried_over, has_time};
+use self::planning::{PLANNING_SHARE, carried_over};
 use self::shelf::{Measured, Reason, Shelf, Times};
+pub(super) use self::turns::Next;
 use super::absence::{Absence, PartName};
 use super::backoff::Backoff;
 use super::copy::{TierCopies, retimed, since};
@@ -23,6 +25,7 @@ use super::parts::{Cuts, Division};
 use super::program::{Known, Program};
 use super::recording::{RecordedIteration, retime, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
+use super::runtime::Budget;
 use super::succession::Succession;
 use crate::hardware::SlowTiers;
 use crate::lineage::Lineage;
@@ -60,8 +63,10 @@ impl Part {
     }
 }
 
-/// The plan cache.
+/// What is known from one iteration to the next: the programs with their plans, and what the loop has done so far.
 pub(super) struct Library {
+    pub(super) budget: Budget,
+    pub(super) report: Report,
     decider: Decider,
     tiers: SlowTiers,
     actions: ActionSet,
@@ -84,11 +89,13 @@ pub(super) struct Library {
     clock: u64,
     calm: u32,
     backoff: Backoff,
+    /// The last iteration's.
     makespan_ns: u64,
     /// Whether the device works through operators later, so that the host takes as long for an iteration as that for the one before.
     runs_behind: bool,
     /// What copies took until the last iteration ended.
     copies: Vec<TierCopies>,
+    /// The least budget for which a plan was found, where one was looked for.
     least_feasible_bytes: Option<u64>,
     division: Division,
     /// The parts of the iteration under way that have ended, and the names of those that are programs, as far as they are known.
@@ -101,6 +108,7 @@ pub(super) struct Library {
 
 impl Library {
     pub(super) fn new(
+        budget: Budget,
         decider: Decider,
         tiers: SlowTiers,
         actions: ActionSet,
@@ -109,6 +117,8 @@ impl Library {
         runs_behind: bool,
     ) -> Self {
         Library {
+            budget,
+            report: Report::default(),
             decider,
             tiers,
             actions,
@@ -137,25 +147,9 @@ impl Library {
         }
     }
 
-    /// An iteration begins. The last one may not have come to its end.
-    pub(super) fn begin(&mut self) {
-        self.before = None;
-        self.parts.clear();
-    }
-
     /// Where iterations are divided.
     pub(super) fn cuts(&self) -> Cuts {
         self.division.cuts()
-    }
-
-    /// The makespan of the last iteration.
-    pub(super) fn makespan_ns(&self) -> u64 {
-        self.makespan_ns
-    }
-
-    /// The least budget for which a plan was found, where one was looked for.
-    pub(super) fn least_feasible_bytes(&self) -> Option<u64> {
-        self.least_feasible_bytes
     }
 
     /// The programs, at those sizes at which they ran and were timed.
@@ -166,7 +160,7 @@ impl Library {
 
     /// The program that the next iteration is expected to be, and what is to be done with it: what followed such as came last, else
     /// the latest. Where something unknown is expected, that is recorded, and goes by the largest program as far as it is that.
-    pub(super) fn next(&mut self, driver: &mut Driver) -> (Option<usize>, Wanted) {
+    fn expect(&mut self, driver: &mut Driver) -> (Option<usize>, Wanted) {
         let next = self.programs.next();
         let is_next =
             |&((program, _), _): &((usize, usize), &Rung)| next == Some(Some(driver.programs[program].serial));
@@ -207,22 +201,22 @@ impl Library {
     }
 
     /// Learns from an iteration, or its last part.
-    pub(super) fn learn(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
+    fn learn(&mut self, driver: &mut Driver, ended: Ended) {
         let before = self.before.take();
         let is_divided = before.is_some();
         let part = match before {
-            Some(before) => self.learn_one(driver, ended, budget_bytes, report).after(before),
-            None => self.learn_program(driver, ended, budget_bytes, report),
+            Some(before) => self.learn_one(driver, ended).after(before),
+            None => self.learn_program(driver, ended),
         };
         if is_divided || self.is_loop {
-            self.settle_absence(driver, budget_bytes, report);
+            self.settle_absence(driver);
         }
-        report.add(part.report, part.is_known);
+        self.report.add(part.report, part.is_known);
     }
 
     /// Learns from a part of an iteration that goes on.
-    pub(super) fn learn_part(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) {
-        let part = self.learn_one(driver, ended, budget_bytes, report);
+    fn learn_part(&mut self, driver: &mut Driver, ended: Ended) {
+        let part = self.learn_one(driver, ended);
         self.before = Some(match self.before.take() {
             Some(before) => part.after(before),
             None => part,
@@ -230,14 +224,14 @@ impl Library {
     }
 
     /// One of several parts; nothing is expected of a prelude.
-    fn learn_one(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) -> Part {
+    fn learn_one(&mut self, driver: &mut Driver, ended: Ended) -> Part {
         match ended.was_prelude {
             true => Part { report: ended.report.of_prelude(), is_known: true },
-            false => self.learn_program(driver, ended, budget_bytes, report),
+            false => self.learn_program(driver, ended),
         }
     }
 
-    fn learn_program(&mut self, driver: &mut Driver, ended: Ended, budget_bytes: u64, report: &mut Report) -> Part {
+    fn learn_program(&mut self, driver: &mut Driver, ended: Ended) -> Part {
         self.clock += 1;
         let Ended { report: iteration, recorded, on_device_ns, program, ran_short, .. } = ended;
         let tells_anew = program.is_some_and(|program| driver.programs[program].ladder.is_told_anew());
@@ -260,15 +254,15 @@ impl Library {
                 }
                 // Sizes beyond those of any plan were not expected to fit.
                 let surprises = ran_short && fit < Fit::Beyond;
-                self.watch(driver, index, (&iteration, surprises), measured, budget_bytes, report);
+                self.watch(driver, index, (&iteration, surprises), measured);
                 let served = match iteration.course {
                     _ if ran_short => Served::RanShort,
                     Course::Planned => Served::Within(iteration.peak_bytes),
                     _ => Served::Otherwise,
                 };
                 let program = driver.programs[index].serial;
-                self.fit_edges(driver, index, budget_bytes, report);
-                Some((program, self.refine(driver, index, (recorded.as_ref(), served), budget_bytes, report)))
+                self.fit_edges(driver, index);
+                Some((program, self.refine(driver, index, (recorded.as_ref(), served))))
             }
             None => {
                 if !self.awaits_unknown {
@@ -276,7 +270,7 @@ impl Library {
                 }
                 let recorded = recorded.filter(|recorded| !recorded.is_empty());
                 let was_recorded = recorded.is_some();
-                let compare = |recorded| self.compare(driver, recorded, predecessor_recorded, budget_bytes, report);
+                let compare = |recorded| self.compare(driver, recorded, predecessor_recorded);
                 let compared = recorded.map_or(Compared::Unlike, compare);
                 self.backoff.note(was_recorded, !matches!(compared, Compared::Unlike));
                 match compared {
@@ -290,7 +284,7 @@ impl Library {
         self.rungs.push(found.map(|(_, rung)| rung));
         self.parts.push(found.filter(|_| program.is_some()));
         self.division.note(found.is_some());
-        self.keep_missed(driver, budget_bytes, report);
+        self.keep_missed(driver);
         if tells_anew && self.division.divide_passes() {
             self.forget_programs(driver);
         }
@@ -298,12 +292,12 @@ impl Library {
     }
 
     /// What a program was expected to leave unused, and is not the same any more, is not evicted by its plans from now on.
-    fn keep_missed(&mut self, driver: &mut Driver, budget_bytes: u64, report: &mut Report) {
+    fn keep_missed(&mut self, driver: &mut Driver) {
         for program in &mut driver.programs {
             let missed = program.take_missed();
             for rung in program.ladder.rungs_mut().iter_mut().filter(|_| !missed.is_empty()) {
                 let known = rung.known.without_evicting(|storage| missed.contains(&storage));
-                self.know(rung, known, budget_bytes, report);
+                self.know(rung, known);
             }
         }
     }
@@ -325,8 +319,6 @@ impl Library {
         driver: &mut Driver,
         mut recorded: RecordedIteration,
         predecessor_recorded: bool,
-        budget_bytes: u64,
-        report: &mut Report,
     ) -> Compared {
         driver.remember(&recorded);
         let place = |is_alike: &dyn Fn(&RecordedIteration) -> bool| self.recorded.iter().rposition(is_alike);
@@ -360,7 +352,7 @@ impl Library {
         self.lacks_times = false;
         let is_marked = of_one_size.iter().any(|iteration| iteration.is_marked);
         let times = if is_marked { Times::Wanted(Reason::Early) } else { Times::Known };
-        let rung = self.plan_for(Known::of(trace), None, times, budget_bytes, report);
+        let rung = self.plan_for(Known::of(trace), None, times);
         let serial = rung.serial;
         let mut program = Program::new(rung);
         program.bind(recorded.bindings());
@@ -369,7 +361,7 @@ impl Library {
         let place = driver.programs.iter().position(|program| program.serial == serial);
         if let Some(program) = place.filter(|_| same.is_none()) {
             driver.programs[program].ladder.recall(other.sizes());
-            self.refine(driver, program, (Some(&other), Served::Otherwise), budget_bytes, report);
+            self.refine(driver, program, (Some(&other), Served::Otherwise));
         }
         Compared::Program(serial)
     }
@@ -390,8 +382,6 @@ impl Library {
         driver: &mut Driver,
         index: usize,
         (recorded, served): (Option<&RecordedIteration>, Served),
-        budget_bytes: u64,
-        report: &mut Report,
     ) -> u64 {
         let has_place = driver.rungs().count() < self.plans_max;
         let edges = driver.programs[index].edges(self.absence.away());
@@ -412,7 +402,7 @@ impl Library {
         let known = Known { trace: trace.into(), lineage: lineage.into() };
         let nearest = ladder.rung();
         let before = carried_over(&nearest.scheduled.plan, &nearest.known.lineage, &known.lineage);
-        let rung = self.plan_for(known, Some(&before), times, budget_bytes, report);
+        let rung = self.plan_for(known, Some(&before), times);
         let serial = rung.serial;
         if let Some(outgrown) = driver.programs[index].ladder.insert(rung, is_hull) {
             self.shelves.remove(&outgrown);
@@ -436,8 +426,6 @@ impl Library {
         index: usize,
         (iteration, ran_short): (&IterationReport, bool),
         measured: Option<Measured>,
-        budget_bytes: u64,
-        report: &mut Report,
     ) {
         let start_bytes = driver.start_bytes();
         let ladder = &mut driver.programs[index].ladder;
@@ -449,13 +437,13 @@ impl Library {
             self.absence.reconsider();
             rung.known = rung.known.with(trace);
             shelf = Shelf { margin_bytes: shelf.margin_bytes, is_first: shelf.is_first, ..Shelf::default() };
-            self.replan(rung, budget_bytes, &mut shelf, report);
-            report.replans += 1;
+            self.replan(rung, &mut shelf);
+            self.report.replans += 1;
         } else if shelf.is_hasty
             && (shelf.times.are_settled() || matches!(shelf.times, Times::Wanted(Reason::Guessed)))
-            && has_time(report, PLANNING_SHARE)
+            && self.report.has_time_to_plan(PLANNING_SHARE)
         {
-            self.replan(rung, budget_bytes, &mut shelf, report);
+            self.replan(rung, &mut shelf);
         } else if ran_short && !shelf.is_tight {
             shelf.pressed += 1;
             if shelf.pressed == PRESSED_MAX {
@@ -463,12 +451,12 @@ impl Library {
                 // Something that was not recorded takes bytes. What was there before the iteration is known; else leave it some.
                 let surplus_bytes = start_bytes.saturating_sub(rung.known.trace.start_bytes());
                 shelf.is_tight = match surplus_bytes {
-                    0 => !self.leave_free(rung, budget_bytes / 64, budget_bytes, &mut shelf, report),
+                    0 => !self.leave_free(rung, self.budget.0 / 64, &mut shelf),
                     _ => {
                         let mut trace = Trace::clone(&rung.known.trace);
                         trace.unseen_bytes += surplus_bytes;
                         rung.known = rung.known.with(trace);
-                        self.replan(rung, budget_bytes, &mut shelf, report);
+                        self.replan(rung, &mut shelf);
                         rung.scheduled.exceeds_budget()
                     }
                 };

@@ -9,8 +9,8 @@
 use std::sync::{Arc, Mutex};
 
 use super::driver::{Driver, Ended, Shared};
+use super::library::{Library, Next};
 use super::program::{Follows, put};
-use super::runtime::{Keeper, Next};
 use super::session::{Observer, Relay, SessionError};
 use super::shim::{self, RawOperator};
 use crate::locks::lock;
@@ -136,14 +136,14 @@ impl Parts {
 /// Divides the iterations of a loop.
 pub(super) struct Divider {
     pub(super) shared: Arc<Shared>,
-    pub(super) keeper: Arc<Mutex<Keeper>>,
+    pub(super) library: Arc<Mutex<Library>>,
     parts: Mutex<Parts>,
 }
 
 impl Divider {
     /// On the thread of the loop.
-    pub(super) fn new(shared: Arc<Shared>, keeper: Arc<Mutex<Keeper>>) -> Self {
-        Divider { shared, keeper, parts: Mutex::new(Parts { recorded: shim::recorded(), ..Parts::default() }) }
+    pub(super) fn new(shared: Arc<Shared>, library: Arc<Mutex<Library>>) -> Self {
+        Divider { shared, library, parts: Mutex::new(Parts { recorded: shim::recorded(), ..Parts::default() }) }
     }
 
     /// An iteration begins, or another part of one.
@@ -160,11 +160,11 @@ impl Divider {
     pub(super) fn divide(&self, operator: &RawOperator, phase: Phase, recorded: bool) -> Result<(), SessionError> {
         // A prelude may end before the operator that it begins with.
         while lock(&self.parts).end_before(operator, phase, recorded) {
-            let is_loop = lock(&self.keeper).is_loop();
+            let is_loop = lock(&self.library).is_loop;
             if !self.shared.make_resident(is_loop)? {
                 break;
             }
-            self.turn(Follows::Part, |keeper, driver, ended| keeper.after_part(driver, ended))?;
+            self.turn(Follows::Part, |library, driver, ended| library.after_part(driver, ended))?;
         }
         Ok(())
     }
@@ -173,11 +173,11 @@ impl Divider {
     pub(super) fn turn(
         &self,
         follows: Follows,
-        next: impl FnOnce(&mut Keeper, &mut Driver, Ended) -> Next,
+        next: impl FnOnce(&mut Library, &mut Driver, Ended) -> Next,
     ) -> Result<(), SessionError> {
         let ended = self.end(follows)?;
         shim::find_dead();
-        let next = next(&mut lock(&self.keeper), &mut self.shared.lock(), ended);
+        let next = next(&mut lock(&self.library), &mut self.shared.lock(), ended);
         self.go_on(next)
     }
 

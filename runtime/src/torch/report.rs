@@ -177,6 +177,11 @@ impl Report {
         self.latest.push(iteration);
     }
 
+    /// Whether planning has taken no more than this share of the loop's time.
+    pub(crate) fn has_time_to_plan(&self, share: f64) -> bool {
+        self.planning_ns as f64 <= share * self.makespan_ns as f64
+    }
+
     /// The report as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("numbers, names and texts")
@@ -232,5 +237,17 @@ impl fmt::Display for Report {
             writeln!(f, "least feasible      {:>12.2} MiB", mib(self.least_feasible_budget_bytes))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planning_may_take_its_share() {
+        let after = |planning_ns| Report { planning_ns, makespan_ns: 1_000, ..Report::default() };
+        assert!(!after(101).has_time_to_plan(0.1));
+        assert!(after(100).has_time_to_plan(0.1));
     }
 }

@@ -23,20 +23,18 @@
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use tch::Device;
 
 use super::copy::{CopyEngine, CopyError, HostEngine};
 use super::detector::Detector;
-use super::driver::{Driver, Ended, Open, Record, Shared, Wanted};
-use super::library::{Decider, Library};
-use super::parts::{Cuts, Divider};
+use super::driver::{Driver, Open, Record, Shared, Wanted};
+use super::library::{Decider, Library, Next};
+use super::parts::Divider;
 use super::reactive::Reactive;
 use super::report::Report;
 use super::residency::Residency;
 use super::session::{Listening, Observer, Session, SessionError};
-use super::shim;
 use crate::baselines::BASELINES;
 use crate::file::{FileError, write_whole};
 use crate::hardware::{Link, SlowTiers};
@@ -48,7 +46,7 @@ use crate::trace::Trace;
 
 /// Device bytes that a training loop may never exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Budget(u64);
+pub struct Budget(pub(super) u64);
 
 impl Budget {
     /// So many bytes.
@@ -199,117 +197,16 @@ impl Builder {
         if self.events {
             driver.residency.events.switch_on();
         }
-        Ok(Runtime {
-            session,
-            shared: Arc::new(Shared::new(driver)),
-            keeper: Arc::new(Mutex::new(Keeper {
-                budget,
-                library: Library::new(
-                    decider,
-                    tiers,
-                    self.actions,
-                    self.planner,
-                    self.plans_max,
-                    !session.times_in_passing(),
-                ),
-                report: Report::default(),
-            })),
-        })
-    }
-}
-
-/// What is known from one iteration to the next.
-pub(super) struct Keeper {
-    pub(super) budget: Budget,
-    library: Library,
-    report: Report,
-}
-
-/// How long another thread may take to let go of what nobody needs any more: autograd's own has the last of a graph, and is not
-/// waited for.
-const LINGERING: Duration = Duration::from_millis(100);
-
-/// The bytes that are there between iterations. Where they exceed `budget_bytes` others are given the time to let go of theirs.
-fn resident_within(budget_bytes: u64) -> u64 {
-    let started = Instant::now();
-    loop {
-        let resident_bytes = shim::live_bytes();
-        if resident_bytes <= budget_bytes || started.elapsed() > LINGERING {
-            return resident_bytes;
-        }
-        std::thread::yield_now();
-    }
-}
-
-/// What the next iteration, or part of one, is to be.
-pub(super) struct Next {
-    pub(super) leader: Option<usize>,
-    pub(super) wanted: Wanted,
-    pub(super) line_bytes: u64,
-    /// Where it is divided.
-    pub(super) cuts: Cuts,
-}
-
-impl Keeper {
-    /// Prepares the next iteration, or its first part.
-    pub(super) fn next(&mut self, driver: &mut Driver) -> Next {
-        self.library.begin();
-        self.prepare(driver, true)
-    }
-
-    /// Where iterations are divided.
-    pub(super) fn cuts(&self) -> Cuts {
-        self.library.cuts()
-    }
-
-    /// Whether all of a loop is listened to, and not its iterations alone.
-    pub(super) fn is_loop(&self) -> bool {
-        self.library.is_loop
-    }
-
-    /// Whether an iteration that another one follows may end where so many bytes would be allocated if everything were resident.
-    pub(super) fn may_pause(&self, bytes: u64) -> bool {
-        self.library.may_leave_away() || bytes <= self.budget.0
-    }
-
-    /// Prepares what comes next, which may have a prelude or not.
-    fn prepare(&mut self, driver: &mut Driver, may_have_prelude: bool) -> Next {
-        let budget_bytes = self.budget.0;
-        let resident_bytes = resident_within(budget_bytes);
-        let goes = |driver: &mut Driver| self.library.is_loop && driver.residency.leave_within(budget_bytes);
-        let over = resident_bytes > budget_bytes && !goes(driver);
-        driver.refusal = over.then(|| {
-            format!(
-                "{resident_bytes} bytes are resident between iterations, which exceeds the budget of {budget_bytes} \
-                 bytes; the least feasible budget found so far is {resident_bytes} bytes"
-            )
-        });
-        if over {
-            self.report.least_feasible_budget_bytes = self.report.least_feasible_budget_bytes.max(resident_bytes);
-        }
-        driver.residency.reactive.makespan_ns = self.library.makespan_ns();
-        let cuts = self.cuts();
-        let is_prelude = may_have_prelude && cuts.after_prelude;
-        let (leader, wanted) = if is_prelude { (None, Wanted::PRELUDE) } else { self.library.next(driver) };
-        // Where every operator is refused, nothing is to be evicted.
-        Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes }, cuts }
-    }
-
-    /// A part of an iteration has ended: learns from it, and prepares the next.
-    pub(super) fn after_part(&mut self, driver: &mut Driver, ended: Ended) -> Next {
-        driver.refusal = None;
-        let was_prelude = ended.was_prelude;
-        self.library.learn_part(driver, ended, self.budget.0, &mut self.report);
-        self.prepare(driver, !was_prelude)
-    }
-
-    /// Learns from an iteration.
-    pub(super) fn after(&mut self, driver: &mut Driver, ended: Ended) {
-        driver.refusal = None;
-        self.library.learn(driver, ended, self.budget.0, &mut self.report);
-        if let Some(least) = self.library.least_feasible_bytes() {
-            driver.residency.reactive.least_bytes = driver.residency.reactive.least_bytes.max(least);
-        }
+        let library = Library::new(
+            budget,
+            decider,
+            tiers,
+            self.actions,
+            self.planner,
+            self.plans_max,
+            !session.times_in_passing(),
+        );
+        Ok(Runtime { session, shared: Arc::new(Shared::new(driver)), library: Arc::new(Mutex::new(library)) })
     }
 }
 
@@ -317,7 +214,7 @@ impl Keeper {
 pub struct Runtime {
     session: Session,
     shared: Arc<Shared>,
-    keeper: Arc<Mutex<Keeper>>,
+    library: Arc<Mutex<Library>>,
 }
 
 impl Drop for Runtime {
@@ -363,23 +260,23 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
-        let divides = lock(&self.keeper).cuts().any();
-        let divider = || Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
+        let divides = lock(&self.library).cuts().any();
+        let divider = || Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.library)));
         let divider = divides.then(divider);
         let observer = divider.clone().map_or(Arc::clone(&self.shared) as _, |divider| divider as Arc<dyn Observer>);
         let listening = self.session.listen(observer)?;
         let next = self.next(false);
         divider.iter().for_each(|divider| divider.begin(&next));
         let open = Open::begin(listening, &self.shared, next.leader, next.wanted, next.line_bytes)?;
-        Ok(Running { shared: Arc::clone(&self.shared), keeper: Arc::clone(&self.keeper), open: Some(open) })
+        Ok(Running { shared: Arc::clone(&self.shared), library: Arc::clone(&self.library), open: Some(open) })
     }
 
     /// Prepares an iteration by itself, or the first one of a loop.
     fn next(&self, is_loop: bool) -> Next {
-        let (mut keeper, mut driver) = (lock(&self.keeper), self.shared.lock());
-        let was_loop = std::mem::replace(&mut keeper.library.is_loop, is_loop);
+        let (mut library, mut driver) = (lock(&self.library), self.shared.lock());
+        let was_loop = std::mem::replace(&mut library.is_loop, is_loop);
         driver.come_from_elsewhere(is_loop, was_loop);
-        keeper.next(&mut driver)
+        library.next(&mut driver)
     }
 
     /// Puts operators of this thread under the budget until the guard is dropped, and finds out where iterations begin, unless
@@ -396,7 +293,7 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start_detecting(&self) -> Result<Detecting, SessionError> {
-        let detector = Arc::new(Detector::new(Arc::clone(&self.shared), Arc::clone(&self.keeper)));
+        let detector = Arc::new(Detector::new(Arc::clone(&self.shared), Arc::clone(&self.library)));
         let listening = self.session.listen(Arc::clone(&detector) as Arc<dyn Observer>)?;
         let Next { leader, wanted, line_bytes, .. } = self.next(true);
         // It starts anywhere in an iteration.
@@ -406,26 +303,21 @@ impl Runtime {
 
     /// The line.
     pub fn budget(&self) -> Budget {
-        lock(&self.keeper).budget
+        lock(&self.library).budget
     }
 
     /// Draws the line elsewhere, from the next iteration on. Plans are made anew; where operators on lists are run in other pieces then,
     /// once the program has been seen again.
     pub fn set_budget(&self, budget: Budget) {
-        let Keeper { budget: line, library, report } = &mut *lock(&self.keeper);
-        let mut driver = self.shared.lock();
-        *line = budget;
-        report.least_feasible_budget_bytes = 0;
-        driver.residency.reactive.least_bytes = 0;
-        library.replan_all(&mut driver.programs, budget.0, report);
+        lock(&self.library).set_budget(&mut self.shared.lock(), budget);
     }
 
     /// What the loop has done so far.
     pub fn report(&self) -> Report {
-        let keeper = lock(&self.keeper);
-        let mut report = keeper.report.clone();
+        let library = lock(&self.library);
+        let mut report = library.report.clone();
         let driver = self.shared.lock();
-        report.budget_bytes = keeper.budget.0;
+        report.budget_bytes = library.budget.0;
         report.slow_tier_high_water_bytes = driver.residency.engine.high_water_bytes();
         report.least_feasible_budget_bytes =
             report.least_feasible_budget_bytes.max(driver.residency.reactive.least_bytes);
@@ -439,13 +331,13 @@ impl Runtime {
     /// the name of a product. Workloads are named after the family and what they do, so those of several jobs may be
     /// [saved in](Trace::save_in) one folder; the same one is the same file there, wherever it ran.
     pub fn traces(&self, family: &str, device: &str) -> Vec<Trace> {
-        let keeper = lock(&self.keeper);
+        let library = lock(&self.library);
         let driver = self.shared.lock();
         let named = |trace: &Trace| {
             let workload = format!("{family}-{}", &trace.fingerprint()[..8]);
             Trace { workload, family: family.to_owned(), device: device.to_owned(), ..trace.clone() }
         };
-        keeper.library.traces(&driver).map(named).collect()
+        library.traces(&driver).map(named).collect()
     }
 
     /// Writes what happened when, for Perfetto or `chrome://tracing`: operators, both copy channels, and bytes over
@@ -466,7 +358,7 @@ pub struct Iteration<'a> {
 #[must_use = "the iteration ends where the guard is dropped"]
 pub struct Running {
     shared: Arc<Shared>,
-    keeper: Arc<Mutex<Keeper>>,
+    library: Arc<Mutex<Library>>,
     open: Option<Open>,
 }
 
@@ -474,7 +366,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         match open.close() {
-            Ok(ended) => lock(&self.keeper).after(&mut self.shared.lock(), ended),
+            Ok(ended) => lock(&self.library).after(&mut self.shared.lock(), ended),
             // The iteration goes on where it began.
             Err(SessionError::Forked) => {}
             // The next iteration tries again, and does not start before it succeeds.

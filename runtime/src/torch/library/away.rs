@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Library;
 use super::decider::Decider;
-use super::planning::{PLANNING_SHARE, carried_over, has_time};
+use super::planning::{PLANNING_SHARE, carried_over};
 use crate::lineage::{Edges, Lineage};
 use crate::planner::{PORTFOLIO, Planner, TIME, TIME_PER_WINDOW};
 use crate::search::Limits;
@@ -15,7 +15,6 @@ use crate::torch::absence::{Leavable, Look, PartName, Price};
 use crate::torch::driver::Driver;
 use crate::torch::ladder::Rung;
 use crate::torch::program::Program;
-use crate::torch::report::Report;
 
 /// What planning may have taken before it is found out for the first time what should stay away from one iteration, or part of one, to the
 /// next, where the budget is held without.
@@ -34,7 +33,7 @@ impl Library {
     }
 
     /// A program stands otherwise to what comes before and after it than its plan has it.
-    pub(super) fn fit_edges(&mut self, driver: &mut Driver, index: usize, budget_bytes: u64, report: &mut Report) {
+    pub(super) fn fit_edges(&mut self, driver: &mut Driver, index: usize) {
         let edges = driver.programs[index].edges(self.absence.away());
         let rung = driver.programs[index].ladder.rung_mut();
         let before = rung.known.lineage.edges();
@@ -45,17 +44,17 @@ impl Library {
         let known = rung.known.at(edges);
         if is_same_but_for_time {
             let plan = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
-            let scheduled = self.schedule(&known, plan, self.left_bytes(rung, budget_bytes));
+            let scheduled = self.schedule(&known, plan, self.left_bytes(rung));
             if !scheduled.exceeds_budget() {
                 (rung.known, rung.scheduled) = (known, scheduled);
                 return;
             }
         }
-        self.know(rung, known, budget_bytes, report);
+        self.know(rung, known);
     }
 
     /// An iteration has ended that was divided, or that another one follows: decides, now and then, what stays away in between.
-    pub(super) fn settle_absence(&mut self, driver: &Driver, budget_bytes: u64, report: &mut Report) {
+    pub(super) fn settle_absence(&mut self, driver: &Driver) {
         let Some(names) = std::mem::take(&mut self.parts).into_iter().collect::<Option<Vec<PartName>>>() else {
             return;
         };
@@ -71,9 +70,9 @@ impl Library {
         let exceeds = known.iter().any(|(_, rung)| rung.scheduled.exceeds_budget());
         let is_urgent = exceeds && known.len() == names.len();
         match self.absence.note(names, is_urgent) {
-            Some(Look::AtOnce) if self.absence.is_undecided() || has_time(report, PLANNING_SHARE) => {}
-            Some(Look::First) if has_time(report, SURVEY_SHARE) => {}
-            Some(Look::Again) if has_time(report, PLANNING_SHARE) => {}
+            Some(Look::AtOnce) if self.absence.is_undecided() || self.report.has_time_to_plan(PLANNING_SHARE) => {}
+            Some(Look::First) if self.report.has_time_to_plan(SURVEY_SHARE) => {}
+            Some(Look::Again) if self.report.has_time_to_plan(PLANNING_SHARE) => {}
             _ => return,
         }
         let started = Instant::now();
@@ -95,19 +94,19 @@ impl Library {
         absence.decide(could, |away| {
             let price_of = |(program, rung): &(&Program, &Rung)| {
                 let edges = program.edges(away);
-                let price = || self.price(rung, edges.clone(), budget_bytes);
+                let price = || self.price(rung, edges.clone());
                 *prices.entry((rung.serial, edges.clone())).or_insert_with(price)
             };
             parts.iter().map(price_of).fold(Price::default(), Price::and)
         });
         self.absence = absence;
-        report.planning_ns += started.elapsed().as_nanos() as u64;
+        self.report.planning_ns += started.elapsed().as_nanos() as u64;
     }
 
     /// What an iteration, or a part of one, is predicted to take between such edges, by a plan that is made for that alone.
-    fn price(&self, rung: &Rung, edges: Edges, budget_bytes: u64) -> Price {
+    fn price(&self, rung: &Rung, edges: Edges) -> Price {
         let trace = &*rung.known.trace;
-        let budget_bytes = self.left_bytes(rung, budget_bytes);
+        let budget_bytes = self.left_bytes(rung);
         let survey = |lineage: &Lineage| {
             let time = TIME.max(TIME_PER_WINDOW * lineage.windows().len() as u32) / SURVEYS;
             let planner = Planner { limits: Limits::wall(time), ..SURVEY };

@@ -13,7 +13,6 @@ use crate::sweep::Problem;
 use crate::timeline::Timeline;
 use crate::torch::ladder::Rung;
 use crate::torch::program::{Known, Program, Scheduled};
-use crate::torch::report::Report;
 use crate::trace::Trace;
 
 /// Plans after which none may take any time: until then those for the sizes that a program was found at may.
@@ -25,8 +24,8 @@ const HASTY: Planner<'static> = Planner { portfolio: PORTFOLIO.split_at(1).0, ..
 
 impl Library {
     /// What the budget leaves a plan.
-    pub(super) fn left_bytes(&self, rung: &Rung, budget_bytes: u64) -> u64 {
-        budget_bytes.saturating_sub(self.shelves[&rung.serial].margin_bytes)
+    pub(super) fn left_bytes(&self, rung: &Rung) -> u64 {
+        self.budget.0.saturating_sub(self.shelves[&rung.serial].margin_bytes)
     }
 
     pub(super) fn problem<'a>(&self, trace: &'a Trace, lineage: &'a Lineage, budget_bytes: u64) -> Problem<'a> {
@@ -34,35 +33,22 @@ impl Library {
     }
 
     /// A new rung, planned.
-    pub(super) fn plan_for(
-        &mut self,
-        known: Known,
-        before: Option<&Plan>,
-        times: Times,
-        budget_bytes: u64,
-        report: &mut Report,
-    ) -> Rung {
+    pub(super) fn plan_for(&mut self, known: Known, before: Option<&Plan>, times: Times) -> Rung {
         let mut shelf = Shelf { times, is_first: before.is_none(), ..Shelf::default() };
-        let scheduled = self.plan(&known, before, budget_bytes, &mut shelf, report);
+        let scheduled = self.plan(&known, before, &mut shelf);
         self.names += 1;
         self.shelves.insert(self.names, shelf);
         Rung::new(known, scheduled, self.names, self.clock)
     }
 
     /// Plans a program for what the budget leaves it, from the plan that there was `before`.
-    fn plan(
-        &mut self,
-        known: &Known,
-        before: Option<&Plan>,
-        budget_bytes: u64,
-        shelf: &mut Shelf,
-        report: &mut Report,
-    ) -> Scheduled {
+    fn plan(&mut self, known: &Known, before: Option<&Plan>, shelf: &mut Shelf) -> Scheduled {
         let started = Instant::now();
         shelf.take_new_plan();
-        shelf.is_hasty = !(shelf.is_first && report.plans < PLANS_FREE || has_time(report, PLANNING_SHARE));
+        shelf.is_hasty =
+            !(shelf.is_first && self.report.plans < PLANS_FREE || self.report.has_time_to_plan(PLANNING_SHARE));
         let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
-        let budget_bytes = budget_bytes.saturating_sub(shelf.margin_bytes);
+        let budget_bytes = self.budget.0.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
         let problem = self.problem(trace, lineage, budget_bytes);
         let (plan, by) = if lineage.keep_all_peak_bytes() <= budget_bytes {
@@ -79,28 +65,21 @@ impl Library {
             (planned.plan, by)
         };
         let scheduled = self.schedule(known, plan, budget_bytes);
-        report.plans += 1;
-        *report.plans_by.entry(by).or_default() += 1;
-        report.planning_ns += started.elapsed().as_nanos() as u64;
+        self.report.plans += 1;
+        *self.report.plans_by.entry(by).or_default() += 1;
+        self.report.planning_ns += started.elapsed().as_nanos() as u64;
         scheduled
     }
 
     /// Plans a program anew.
-    pub(super) fn replan(&mut self, rung: &mut Rung, budget_bytes: u64, shelf: &mut Shelf, report: &mut Report) {
-        rung.scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
+    pub(super) fn replan(&mut self, rung: &mut Rung, shelf: &mut Shelf) {
+        rung.scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), shelf);
     }
 
     /// Plans a program anew, so that it leaves so many more bytes free. Where no such plan is found the present one stays.
-    pub(super) fn leave_free(
-        &mut self,
-        rung: &mut Rung,
-        bytes: u64,
-        budget_bytes: u64,
-        shelf: &mut Shelf,
-        report: &mut Report,
-    ) -> bool {
+    pub(super) fn leave_free(&mut self, rung: &mut Rung, bytes: u64, shelf: &mut Shelf) -> bool {
         shelf.margin_bytes += bytes;
-        let scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), budget_bytes, shelf, report);
+        let scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), shelf);
         let fits = !scheduled.exceeds_budget();
         if fits {
             rung.scheduled = scheduled;
@@ -110,23 +89,23 @@ impl Library {
         fits
     }
 
-    /// Makes every plan anew, for another budget.
-    pub(in crate::torch) fn replan_all(&mut self, programs: &mut [Program], budget_bytes: u64, report: &mut Report) {
+    /// Makes every plan anew.
+    pub(super) fn replan_all(&mut self, programs: &mut [Program]) {
         self.least_feasible_bytes = None;
         self.absence.doubt();
         for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
             let Shelf { times, is_first, .. } = self.take_shelf(rung);
             let mut shelf = Shelf { times, is_first, ..Shelf::default() };
-            self.replan(rung, budget_bytes, &mut shelf, report);
+            self.replan(rung, &mut shelf);
             self.shelves.insert(rung.serial, shelf);
         }
     }
 
     /// Plans a program anew, of which more is known.
-    pub(super) fn know(&mut self, rung: &mut Rung, known: Known, budget_bytes: u64, report: &mut Report) {
+    pub(super) fn know(&mut self, rung: &mut Rung, known: Known) {
         let before = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
         let mut shelf = self.take_shelf(rung);
-        rung.scheduled = self.plan(&known, Some(&before), budget_bytes, &mut shelf, report);
+        rung.scheduled = self.plan(&known, Some(&before), &mut shelf);
         rung.known = known;
         self.shelves.insert(rung.serial, shelf);
     }
@@ -152,21 +131,4 @@ pub(super) fn carried_over(plan: &Plan, from: &Lineage, to: &Lineage) -> Plan {
         carried.set(id, actions.get(&(window.storage, window.start)).copied().unwrap_or_default());
     }
     carried
-}
-
-/// Whether planning has taken no more than this share of the loop's time.
-pub(super) fn has_time(report: &Report, share: f64) -> bool {
-    report.planning_ns as f64 <= share * report.makespan_ns as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn planning_may_take_its_share() {
-        let after = |planning_ns| Report { planning_ns, makespan_ns: 1_000, ..Report::default() };
-        assert!(!has_time(&after(101), PLANNING_SHARE));
-        assert!(has_time(&after(100), PLANNING_SHARE));
-    }
 }
