@@ -29,6 +29,7 @@ fn main() {
         "call",
         "unboxed",
         "lists",
+        "composites",
         "interceptor",
         "region",
         "settings",

@@ -7,6 +7,7 @@ import io
 
 import job
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 class Constants(torch.nn.Module):
@@ -97,9 +98,62 @@ def save_again_after_an_interruption():
     return [torch.load(file).sum().item()]
 
 
+def go_by_lengths():
+    recurrent = torch.nn.LSTM(4, 4)
+    inputs = torch.randn(700, 2, 4, requires_grad=True)
+    packed = pack_padded_sequence(inputs, torch.tensor([700, 5]))
+    press(400)
+    with torch.no_grad():
+        come_out, _ = recurrent(packed)
+    press(400)
+    padded, _ = pad_packed_sequence(come_out)
+    press(400)
+    (packed.data**2).sum().backward()
+    # As many as a batch of small storages has.
+    many = pack_padded_sequence(torch.randn(2, 600, 4), torch.full((600,), 2))
+    _, lengths = pad_packed_sequence(many)
+    return [padded.sum().item(), inputs.grad.sum().item(), lengths.sum().item()]
+
+
+def align():
+    chances = torch.randn(2, 600, 2).log_softmax(2)
+    spoken, written = torch.full((600,), 2), torch.ones(600, dtype=torch.int32)
+    press(400)
+    return [torch.nn.functional.ctc_loss(chances, torch.ones(600, 1, dtype=torch.long), spoken, written).item()]
+
+
+def split():
+    whole, borders = torch.randn(1100), torch.arange(1, 1041, 2)
+    press(400)
+    parts = torch.tensor_split(whole, borders)
+    return [sum(place * part.sum().item() for place, part in enumerate(parts))]
+
+
+def draw_evenly():
+    engine = torch.quasirandom.SobolEngine(60)
+    press(400)
+    engine.fast_forward(5)
+    press(400)
+    return [engine.draw(9).sum().item()]
+
+
+def share_copies():
+    shared = torch.from_dlpack(torch.full((64, 64), 2.0) * 2, copy=True)
+    press(400)
+    return [shared.mul_(3).sum().item()]
+
+
+def quantize():
+    quantized = torch.quantize_per_channel(torch.randn(600, 4), torch.rand(600) + 0.1, torch.zeros(600).long(), 0, torch.qint8)
+    scales, points = quantized.q_per_channel_scales(), quantized.q_per_channel_zero_points()
+    press(400)
+    return [quantized.dequantize().sum().item(), scales.sum().item(), points.sum().item()]
+
+
 def main():
     runtime, _ = job.begin(__doc__)
-    uses = (change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption)
+    uses = [change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption]
+    uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize]
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():

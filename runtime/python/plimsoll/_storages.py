@@ -11,8 +11,7 @@ _write_file = torch.UntypedStorage._write_file
 _byteswap = torch.UntypedStorage.byteswap
 _set_rng_state = torch.random.set_rng_state
 _write_record = torch._C.PyTorchFileWriter.write_record
-_to_list, _to_numpy, _to_dlpack = torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__dlpack__
-_to_capsule = torch.utils.dlpack.to_dlpack
+_to_list, _to_numpy = torch.Tensor.tolist, torch.Tensor.numpy
 _array_interface = torch.Tensor.__cuda_array_interface__
 _script, _function = torch.jit.RecursiveScriptModule, torch.jit.ScriptFunction
 
@@ -106,14 +105,15 @@ def _to_numpy_announced(tensor, **how):
     return _to_numpy(tensor, **how)
 
 
-def _to_dlpack_announced(tensor, *where, **how):
-    _lend(tensor)
-    return _to_dlpack(tensor, *where, **how)
+def _lending(make_capsule):
+    def announced(tensor, dl_device=None, copy=None):
+        if copy and dl_device in (None, tensor.__dlpack_device__()):
+            # Nobody could tell of a copy that libtorch makes.
+            tensor, copy = tensor.clone(), None
+        _lend(tensor)
+        return make_capsule(tensor, dl_device=dl_device, copy=copy)
 
-
-def _to_capsule_announced(tensor):
-    _lend(tensor)
-    return _to_capsule(tensor)
+    return announced
 
 
 def _array_interface_announced(tensor):
@@ -174,8 +174,8 @@ torch.Tensor.map_ = _in_place(torch.Tensor.map_)
 torch.Tensor.map2_ = _in_place(torch.Tensor.map2_)
 torch.set_rng_state = torch.random.set_rng_state = _set_rng_state_announced
 torch.Tensor.numpy = _to_numpy_announced
-torch.Tensor.__dlpack__ = _to_dlpack_announced
-torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_capsule_announced
+torch._C._to_dlpack = torch.utils.dlpack.to_dlpack = torch.to_dlpack = _lending(torch._C._to_dlpack)
+torch._C._to_dlpack_versioned = _lending(torch._C._to_dlpack_versioned)
 torch.Tensor.__cuda_array_interface__ = property(_array_interface_announced)
 _script.save = _announcing(_script.save, _held_by_script)
 _script.save_to_buffer = _announcing(_script.save_to_buffer, _held_by_script)

@@ -1,6 +1,7 @@
 #include "call.h"
 
 #include "allocator.h"
+#include "composites.h"
 #include "entries.h"
 #include "interceptor.h"
 #include "streams.h"
@@ -249,10 +250,12 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
     // The result may hold them where no operator says so.
     for (auto& access : accesses_) access.locked = "used by an operator with a result of no plain storage";
   }
+  bool is_kept = !created.empty() && are_kept(results[0]);
   for (auto* storage : created) {
     auto [entry, foreign] = entries().see(storage);
     const char* locked = !plain    ? "made by an operator with a result of no plain storage"
                          : foreign ? "not allocated by libtorch's allocator"
+                         : is_kept ? kKept
                                    : facts_.locks;
     // A program fills in past the dispatcher what the processor can reach.
     if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);

@@ -1,6 +1,7 @@
 #include "interceptor.h"
 
 #include "call.h"
+#include "composites.h"
 #include "entries.h"
 #include "lists.h"
 #include "operators.h"
@@ -11,7 +12,6 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_local_scalar_dense_ops.h>
-#include <ATen/ops/max_pool1d_native.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/PyInterpreterHooks.h>
@@ -132,6 +132,7 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
   if (C10_UNLIKELY(!is_in_use())) return handle.redispatchBoxed(keys, stack);
   const OperatorFacts& facts = facts_table.of(handle);
   if (facts.is_transparent) {
+    if (C10_UNLIKELY(facts.keeps_addresses)) keep_integers(torch::jit::last(*stack, facts.arguments.size()).data(), facts.arguments.size());
     handle.redispatchBoxed(keys, stack);
     return;
   }
@@ -148,20 +149,6 @@ namespace {
 
 TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
-}
-
-// A composite that reads bytes itself where no gradient is wanted, above the interceptor. There it is made one operator.
-at::Tensor max_pool1d(const at::Tensor& input, at::IntArrayRef size, at::IntArrayRef stride, at::IntArrayRef padding,
-                      at::IntArrayRef dilation, bool ceil_mode) {
-  bool reads_bytes = !(input.requires_grad() && c10::GradMode::is_enabled());
-  if (!reads_bytes || !c10::impl::tls_is_dispatch_key_included(kInterceptorKey))
-    return at::native::max_pool1d(input, size, stride, padding, dilation, ceil_mode);
-  static auto as_one = c10::Dispatcher::singleton()
-                           .findSchemaOrThrow("plimsoll::max_pool1d", "")
-                           .typed<at::Tensor(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
-                                             at::IntArrayRef, bool)>();
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return as_one.call(input, size, stride, padding, dilation, ceil_mode);
 }
 
 class InterceptedAgain {
@@ -192,7 +179,6 @@ at::Storage replaced(const at::Storage& storage) { return storage; }
 void touch(at::TensorList, at::TensorList) {}
 
 TORCH_LIBRARY(plimsoll, library) {
-  library.def("max_pool1d(Tensor input, int[] size, int[] stride, int[] padding, int[] dilation, bool ceil_mode) -> Tensor");
   library.def("replaces(Storage(a!) storage) -> ()");
   library.def("replaced(Storage storage) -> Storage");
   library.def("read(Storage storage) -> ()");
@@ -210,8 +196,6 @@ TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
 TORCH_LIBRARY_IMPL(plimsoll, Tracer, library) {
   for (const char* name : {"replaces", "replaced", "read", "lend", "touch"}) library.impl(name, torch::CppFunction::makeFallthrough());
 }
-TORCH_LIBRARY_IMPL(plimsoll, CPU, library) { library.impl("max_pool1d", &at::native::max_pool1d); }
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("max_pool1d", &max_pool1d); }
 // A key that every call has, and that comes after the interceptor's.
 TORCH_LIBRARY_IMPL(aten, BackendSelect, library) { library.impl("_local_scalar_dense", &local_scalar_dense); }
 
@@ -233,6 +217,11 @@ c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor) 
     add(sparse->values());
   }
   return storages;
+}
+
+bool is_intercepted() {
+  auto local = c10::impl::tls_local_dispatch_key_set();
+  return is_in_use() && local.included_.has(kInterceptorKey) && !local.excluded_.has(kInterceptorKey);
 }
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle) { return facts_table.of(handle); }

@@ -34,6 +34,9 @@ inline bool has_plain_storage(const c10::TensorImpl* tensor) {
 // The storages that a sparse tensor consists of; none of any other.
 c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor);
 
+// Whether operators of this thread are intercepted, and there is somebody to tell.
+bool is_intercepted();
+
 // What there is to know about a registered operator, for good.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);
 

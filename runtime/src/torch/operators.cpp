@@ -1,5 +1,6 @@
 #include "operators.h"
 
+#include "composites.h"
 #include "entries.h"
 
 #include <algorithm>
@@ -30,9 +31,12 @@ const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",        
 const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn_rnn_layer_backward", "workspace"},
                                                                         {"_cudnn_rnn", "dropout_state"},
                                                                         {"_cudnn_rnn_backward", "reserve"},
+                                                                        {"_saturate_weight_to_fp16", "weight"},
                                                                         {"region", "written"},
                                                                         {"region_once", "written"},
                                                                         {"touch", "written"}};
+// They return what their input, a quantized tensor, goes by itself.
+const Names kOfQuantizer = {"q_per_channel_scales", "q_per_channel_zero_points"};
 // They cannot be told what a rerun would have to be, or are for what happens around them.
 const Names kOnce = {"record_stream", "region_once", "touch"};
 
@@ -42,9 +46,6 @@ const Names kByPlace = {"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_
 const Names kNotByPlace = {"_foreach_max"};
 // Nor do operators with such an argument: results that may be inputs of other places; which dimension of all of them.
 const Names kOfAllPlaces = {"out", "dim"};
-
-// Composites that read bytes themselves, where no operator that they call does.
-const Names kReadingComposites = {"max_pool1d"};
 
 c10::TypePtr without_optional(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::OptionalType ? type->expect<c10::OptionalType>()->getElementType() : type;
@@ -104,11 +105,13 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   bool communicates = space.find("c10d") != std::string::npos || bare == "communicating_region";
   // It goes on when the operator has returned.
   if (communicates) locks = "may be on its way to other processes, or from them";
+  if (kOfQuantizer.count(bare)) locks = "a part of a quantized tensor";
   if (bare == "replaced") locks = "changes its size";
   // It was said of the block that it has now.
   if (bare == "record_stream") locks = "another stream may use it yet when it is let go of";
   if (space == "plimsoll" && bare == "lend") locks = kLent;
-  reads_storage = space == "plimsoll" && bare == "read";
+  if (space == "plimsoll" && bare == "keep") locks = kKept;
+  reads_storage = space == "plimsoll" && (bare == "read" || bare == "keep");
   auto hidden_write = kUndeclaredWrites.find(bare);
   bool opaque = false, takes_storage = false, by_place = space == "aten" && works_by_place(schema, bare);
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
@@ -138,8 +141,10 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
 
   bool is_view = kUndeclaredViews.count(bare) > 0;
   for (const auto& result : schema.returns()) is_view |= result.alias_info() && !result.alias_info()->isWrite();
-  bool is_composite = !kReadingComposites.count(bare) && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+  std::string overload = schema.overload_name().empty() ? bare : bare + "." + schema.overload_name();
+  bool is_composite = !runs_as_one(overload) && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  keeps_addresses = is_composite && plimsoll::keeps_addresses(overload);
   is_transparent = is_composite || (is_view && !writes);
   is_random = handle.hasTag(at::Tag::nondeterministic_seeded);
   reads_shapes = kShapeOnly.count(bare) > 0;

@@ -36,6 +36,7 @@ struct OperatorFacts {
   int training_argument = -1;    // batch-norm: the flag that makes it write its statistics; -1 where it always does
   int generator_argument = -1;
   bool is_transparent = false;   // a view or a composite: nothing to intercept
+  bool keeps_addresses = false;  // a composite that has the address of integers: see composites.h
   bool is_random = false;
   bool reads_shapes = false;     // of its tensors it reads the shapes alone
   bool reads_storage = false;    // a storage among its arguments is read

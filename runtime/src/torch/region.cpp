@@ -34,11 +34,6 @@ class Region {
 // Those of this thread, each within the one before; null where nobody listens.
 thread_local std::vector<std::unique_ptr<Region>> regions;
 
-bool is_intercepted() {
-  auto local = c10::impl::tls_local_dispatch_key_set();
-  return is_in_use() && local.included_.has(kInterceptorKey) && !local.excluded_.has(kInterceptorKey);
-}
-
 std::unique_ptr<Region> take_innermost() {
   TORCH_CHECK(!regions.empty(), "a region ends that never began");
   auto innermost = std::move(regions.back());
