@@ -150,10 +150,22 @@ def quantize():
     return [quantized.dequantize().sum().item(), scales.sum().item(), points.sum().item()]
 
 
+def change_what_is_saved():
+    leaf = torch.full((64, 64), 2.0, requires_grad=True)
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        saved = leaf * 1
+        squares = saved**2
+        press(400)
+        saved.mul_(3)
+        press(400)
+        (squares + saved).sum().backward()
+    return [leaf.grad.sum().item()]
+
+
 def main():
     runtime, _ = job.begin(__doc__)
     uses = [change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption]
-    uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize]
+    uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize, change_what_is_saved]
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():

@@ -122,6 +122,18 @@ def _array_interface_announced(tensor):
     return _array_interface.__get__(tensor)
 
 
+def _told_apart_by_storage(identity):
+    """`identity`, of which the last two are the address of a tensor's bytes, and their version. Here bytes move."""
+
+    def told_apart(tensor):
+        *before, address, version = identity(tensor)
+        if address and _is_plain(tensor):
+            address = tensor.untyped_storage()._cdata, tensor.storage_offset()
+        return *before, address, version
+
+    return told_apart
+
+
 def _announcing(save, held):
     """`save`, whose first argument is a module or a program: it reads the tensors that are `held` there, all at once."""
 
@@ -177,6 +189,8 @@ torch.Tensor.numpy = _to_numpy_announced
 torch._C._to_dlpack = torch.utils.dlpack.to_dlpack = torch.to_dlpack = _lending(torch._C._to_dlpack)
 torch._C._to_dlpack_versioned = _lending(torch._C._to_dlpack_versioned)
 torch.Tensor.__cuda_array_interface__ = property(_array_interface_announced)
+torch.autograd.graph._get_tid = _told_apart_by_storage(torch.autograd.graph._get_tid)
+torch.autograd.graph._get_sid = _told_apart_by_storage(torch.autograd.graph._get_sid)
 _script.save = _announcing(_script.save, _held_by_script)
 _script.save_to_buffer = _announcing(_script.save_to_buffer, _held_by_script)
 _function.save = _announcing(_function.save, _constants_of)
