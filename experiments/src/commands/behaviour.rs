@@ -12,7 +12,7 @@ use crate::behaviour::history::History;
 use crate::behaviour::report::{Iteration, Report};
 use crate::behaviour::snapshot;
 use crate::loops::LinkFlag;
-use crate::results::{dead_tail_bytes, write_json};
+use crate::results::{dead_tail_bytes, require_outputs, write_json};
 
 /// Flags.
 #[derive(Args)]
@@ -37,6 +37,7 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    require_outputs(&[("--json", arguments.json.as_ref()), ("--svg", arguments.svg.as_ref())])?;
     let link = arguments.link.resolve()?;
     let (history, report) = if FileKind::of(&arguments.file)? == Some(FileKind::Trace) {
         let trace = Trace::load(&arguments.file)?;

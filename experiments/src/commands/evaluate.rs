@@ -19,7 +19,7 @@ use crate::loops::{LinkFlag, LoopFlags, emulated};
 use crate::margin::Margin;
 use crate::progress;
 use crate::provenance::command_line;
-use crate::results::{PointResult, write_json};
+use crate::results::{PointResult, require_outputs, write_json};
 use crate::table::{Table, mib, percent};
 use crate::tensorboard::RunLog;
 use crate::tiers::TierFlags;
@@ -106,10 +106,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         arguments.config.display()
     );
     let policies = policies(&config, &arguments.policy)?;
-    [&arguments.json, &arguments.scatter, &arguments.agreement]
-        .into_iter()
-        .flatten()
-        .try_for_each(|path| require_writable(path))?;
+    require_outputs(&[
+        ("--json", arguments.json.as_ref()),
+        ("--scatter", arguments.scatter.as_ref()),
+        ("--agreement", arguments.agreement.as_ref()),
+    ])?;
     arguments.logdir.as_deref().map_or(Ok(()), require_directory)?;
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);

@@ -101,7 +101,7 @@ fn policy(file: &PolicyFile) {
     if !provenance.recorded_on.is_empty() {
         println!("learned on what was recorded on: {}", provenance.recorded_on.join(", "));
     }
-    println!("trained for {:.0} s", provenance.training_seconds);
+    println!("by a training that took {:.0} s", provenance.training_seconds);
     for (name, value) in &provenance.quality {
         println!("{name}: {value:.4}");
     }

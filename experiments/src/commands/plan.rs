@@ -16,7 +16,7 @@ use crate::loops::{LinkFlag, described};
 use crate::machine::{Machine, RecordedOn};
 use crate::online;
 use crate::patient::{decide_by_search, decide_exactly};
-use crate::results::{PointResult, write_json};
+use crate::results::{PointResult, require_outputs, write_json};
 use crate::table::{Table, mib, milliseconds, percent};
 
 /// Storages that are named at the peak.
@@ -75,6 +75,7 @@ pub fn parse_actions(text: &str) -> Result<ActionSet, String> {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    require_outputs(&[("--out", arguments.out.as_ref()), ("--json", arguments.json.as_ref())])?;
     let machine = arguments.hardware.as_ref().map_or(Ok(Machine::AsRecorded), |name| Machine::find(name, None))?;
     let trace = load(&arguments, &machine)?;
     if arguments.online {

@@ -6,10 +6,10 @@ use anyhow::ensure;
 use clap::Args;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::hardware::CopyTable;
-use plimsoll_runtime::file::{require_writable, write_whole};
+use plimsoll_runtime::file::write_whole;
 
 use crate::probed::Probed;
-use crate::results::write_json;
+use crate::results::{require_outputs, write_json};
 use crate::table::Table;
 
 /// Flags.
@@ -35,8 +35,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         && arguments.name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-');
     ensure!(plain, "--name {}: expected letters, digits and hyphens", arguments.name);
     let out = arguments.out.unwrap_or_else(|| PathBuf::from(format!("configs/hardware/{}.toml", arguments.name)));
-    require_writable(&out)?;
-    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
+    require_outputs(&[("--out", Some(&out)), ("--json", arguments.json.as_ref())])?;
     let probed = Probed::of(arguments.device, &arguments.name)?;
     write_whole(&out, probed.to_toml().as_bytes())?;
     if let Some(path) = &arguments.json {
