@@ -7,6 +7,7 @@ import io
 
 import job
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
@@ -119,7 +120,12 @@ def align():
     chances = torch.randn(2, 600, 2).log_softmax(2)
     spoken, written = torch.full((600,), 2), torch.ones(600, dtype=torch.int32)
     press(400)
-    return [torch.nn.functional.ctc_loss(chances, torch.ones(600, 1, dtype=torch.long), spoken, written).item()]
+    inferred = chances.clone()
+    press(400)
+    with torch.inference_mode():
+        loss = torch.nn.functional.ctc_loss(inferred, torch.ones(600, 1, dtype=torch.long), spoken, written).item()
+    press(400)
+    return [loss, torch.nn.functional.ctc_loss(chances, torch.ones(600, 1, dtype=torch.long), spoken, written).item()]
 
 
 def split():
@@ -154,18 +160,29 @@ def change_what_is_saved():
     leaf = torch.full((64, 64), 2.0, requires_grad=True)
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
         saved = leaf * 1
-        squares = saved**2
+        squares, of_some = saved**2, saved.double()[2:]
+        cubes = of_some**3
         press(400)
         saved.mul_(3)
+        of_some.detach().view(torch.float32).zero_()
         press(400)
-        (squares + saved).sum().backward()
+        (squares.sum() + saved.sum() + cubes.sum()).backward()
     return [leaf.grad.sum().item()]
+
+
+def look_at_operators():
+    values, halves = torch.randn(1, 1, 4096), torch.ones(1, 1, 4096) / 2
+    press(400)
+    _, slopes = torch.func.jvp(lambda given: torch.max_pool1d(given, 2), (values,), (halves,))
+    scales = torch.choose_qparams_optimized((values.flatten() * 2).requires_grad_(), 4096, 16, 0.16, 8)
+    split = make_fx(lambda whole: torch.tensor_split(whole, torch.tensor([3, 700])))(torch.randn(4096))
+    return [slopes.sum().item(), scales[0].item(), [str(node.target) for node in split.graph.nodes]]
 
 
 def main():
     runtime, _ = job.begin(__doc__)
     uses = [change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption]
-    uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize, change_what_is_saved]
+    uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize, change_what_is_saved, look_at_operators]
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():

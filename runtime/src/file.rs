@@ -183,9 +183,12 @@ fn temporary_beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     }
     let mut builder = tempfile::Builder::new();
     builder.prefix(".plimsoll-");
-    // Temporary files are private to their owner unless told; this one will be a file like any other.
+    // Temporary files are private to their owner unless told; this one will be what there is, or a file like any other.
     #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.permissions(match std::fs::metadata(path) {
+        Ok(before) => before.permissions(),
+        Err(_) => std::os::unix::fs::PermissionsExt::from_mode(0o666),
+    });
     builder.tempfile_in(folder)
 }
 

@@ -106,12 +106,13 @@ def _to_numpy_announced(tensor, **how):
 
 
 def _lending(make_capsule):
-    def announced(tensor, dl_device=None, copy=None):
-        if copy and dl_device in (None, tensor.__dlpack_device__()):
-            # Nobody could tell of a copy that libtorch makes.
-            tensor, copy = tensor.clone(), None
-        _lend(tensor)
-        return make_capsule(tensor, dl_device=dl_device, copy=copy)
+    def announced(data, *, dl_device=None, copy=None):
+        if isinstance(data, torch.Tensor) and _is_plain(data):
+            if copy is True and (dl_device is None or tuple(dl_device) == data.__dlpack_device__()):
+                # Nobody could tell of a copy that libtorch makes.
+                data, copy = data.clone(), None
+            _lend(data)
+        return make_capsule(data, dl_device=dl_device, copy=copy)
 
     return announced
 
@@ -128,7 +129,7 @@ def _told_apart_by_storage(identity):
     def told_apart(tensor):
         *before, address, version = identity(tensor)
         if address and _is_plain(tensor):
-            address = tensor.untyped_storage()._cdata, tensor.storage_offset()
+            address = tensor.untyped_storage()._cdata, tensor.storage_offset() * tensor.element_size()
         return *before, address, version
 
     return told_apart

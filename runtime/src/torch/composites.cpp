@@ -2,17 +2,21 @@
 
 #include "interceptor.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace plimsoll {
 namespace {
 
 // Found by what calls `data_ptr` among the composites that libtorch exports.
 constexpr const char* kAsOne[] = {"max_pool1d",
+                                  "_rowwise_prune",
+                                  "_grid_sampler_2d_cpu_fallback_backward",
                                   "_sobol_engine_draw",
                                   "_sobol_engine_ff_",
                                   "_sobol_engine_scramble_",
@@ -36,16 +40,22 @@ constexpr const char* kKeepAddresses[] = {"lstm.data",
                                           "ctc_loss.Tensor",
                                           "tensor_split.tensor_indices_or_sections",
                                           "_reshape_from_tensor"};
+// Those of their arguments.
+constexpr const char* kAddressed[] = {"batch_sizes", "input_lengths", "target_lengths", "tensor_indices_or_sections", "shape"};
 
 template <size_t count>
 bool is_among(const char* const (&names)[count], const std::string& name) {
   return std::find(names, names + count, name) != names + count;
 }
 
-bool wants_gradient(c10::ArrayRef<c10::IValue> arguments) {
-  return c10::GradMode::is_enabled() && std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& argument) {
-           return argument.isTensor() && argument.toTensor().requires_grad();
-         });
+// Whether the program looks on, or in, at a call: by a gradient, forward or backward, a class of tensors, a mode.
+bool is_looked_at(c10::ArrayRef<c10::IValue> arguments) {
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) return true;
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& argument) {
+    if (!argument.isTensor() || !argument.toTensor().defined()) return false;
+    const at::Tensor& tensor = argument.toTensor();
+    return (c10::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(0).defined() || at::isTensorSubclassLike(tensor);
+  });
 }
 
 bool is_of_integers(const at::Tensor& tensor) {
@@ -57,35 +67,45 @@ void run_composite(const c10::OperatorHandle& handle, torch::jit::Stack* stack) 
 }
 
 void run_as_one(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  if (!is_intercepted() || wants_gradient(torch::jit::last(*stack, handle.schema().arguments().size())))
-    return run_composite(handle, stack);
+  if (!is_intercepted() || c10::impl::dispatch_mode_enabled()) return run_composite(handle, stack);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   handle.callBoxed(stack);
 }
 
-// How many of them this thread is in.
-thread_local size_t keeping = 0;
-
-struct Keeping {
-  Keeping() { ++keeping; }
-  ~Keeping() { --keeping; }
-};
+// It calls an operator where somebody looks.
+void run_max_pool1d(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
+  if (is_looked_at(arguments)) return run_composite(handle, stack);
+  run_as_one(handle, stack);
+}
 
 void run_with_addresses_kept(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   if (!is_intercepted()) return run_composite(handle, stack);
-  size_t count = handle.schema().arguments().size();
-  keep_integers(torch::jit::last(*stack, count).data(), count);
-  Keeping addresses;
+  KeptAddresses kept(handle, torch::jit::last(*stack, handle.schema().arguments().size()).data());
   run_composite(handle, stack);
+}
+
+// How many such composites this thread is in.
+thread_local size_t keeping = 0;
+
+// Those that have a kernel here, for whom libtorch's Python chooses kernels itself.
+std::vector<std::string> composites() {
+  std::vector<std::string> names(kAsOne, std::end(kAsOne));
+  names.insert(names.end(), kKeepAddresses, std::end(kKeepAddresses));
+  return names;
 }
 
 void keep(const at::Storage&) {}
 
-TORCH_LIBRARY_FRAGMENT(plimsoll, library) { library.def("keep(Storage storage) -> ()"); }
+TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
+  library.def("keep(Storage storage) -> ()");
+  library.def("composites() -> str[]", &composites);
+}
 TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) { library.impl("keep", &keep); }
-TORCH_LIBRARY_IMPL(plimsoll, Tracer, library) { library.impl("keep", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  for (const char* name : kAsOne) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one>());
+  library.impl("max_pool1d", torch::CppFunction::makeFromBoxedFunction<&run_max_pool1d>());
+  for (const char* name : c10::ArrayRef<const char*>(kAsOne).slice(1))
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one>());
   for (const char* name : kKeepAddresses)
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_addresses_kept>());
 }
@@ -95,14 +115,20 @@ TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
 bool runs_as_one(const std::string& name) { return is_among(kAsOne, name); }
 bool keeps_addresses(const std::string& name) { return is_among(kKeepAddresses, name); }
 
-void keep_integers(const c10::IValue* arguments, size_t count) {
+KeptAddresses::KeptAddresses(const c10::OperatorHandle& composite, const c10::IValue* arguments) {
   static auto keep = c10::Dispatcher::singleton().findSchemaOrThrow("plimsoll::keep", "").typed<void(const at::Storage&)>();
-  for (size_t index = 0; index < count; ++index) {
-    if (!arguments[index].isTensor()) continue;
+  const auto& declared = composite.schema().arguments();
+  for (size_t index = 0; index < declared.size(); ++index) {
+    if (!arguments[index].isTensor() || !is_among(kAddressed, declared[index].name())) continue;
     const at::Tensor& tensor = arguments[index].toTensor();
-    if (is_of_integers(tensor) && has_plain_storage(tensor.unsafeGetTensorImpl())) keep.call(tensor.storage());
+    // No mode of the program's need know.
+    if (is_of_integers(tensor) && has_plain_storage(tensor.unsafeGetTensorImpl()))
+      keep.redispatch(c10::DispatchKeySet(kInterceptorKey), tensor.storage());
   }
+  ++keeping;
 }
+
+KeptAddresses::~KeptAddresses() { --keeping; }
 
 bool are_kept(const c10::IValue& first_result) {
   return keeping > 0 && first_result.isTensor() && is_of_integers(first_result.toTensor());

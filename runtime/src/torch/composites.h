@@ -1,25 +1,32 @@
 // Operators of libtorch that call others, and go by the addresses of tensors themselves, which no operator tells of.
 #pragma once
 
-#include <ATen/core/ivalue.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
 
 namespace plimsoll {
 
-// Why integers stay that such a one has the address of.
+// Why a storage of integers stays: a composite has its address while it calls operators.
 constexpr const char* kKept = "its address is kept by an operator that calls others";
 
-// Reads or writes bytes where it calls no operator: where no gradient is wanted it is one operator.
+// Reads or writes bytes where it calls no operator: it is made one operator.
 bool runs_as_one(const std::string& name);
 
 // Has the address of integers among its arguments, lengths say, while it calls operators.
 bool keeps_addresses(const std::string& name);
 
-// Those integers, if there are bytes of ours, are there from now on, and stay.
-void keep_integers(const c10::IValue* arguments, size_t count);
+// As long as there is one, this thread is in such a composite, of these arguments: the integers among them are brought back if they are
+// away, and stay for good. So do those that operators make meanwhile.
+class KeptAddresses {
+ public:
+  KeptAddresses(const c10::OperatorHandle& composite, const c10::IValue* arguments);
+  ~KeptAddresses();
+  KeptAddresses(const KeptAddresses&) = delete;
+  KeptAddresses& operator=(const KeptAddresses&) = delete;
+};
 
-// Whether results of an operator that this thread has run are integers that such a composite has the address of. They may be.
+// Whether what an operator of this thread has made is to stay: a composite may have its address. By the first of its results.
 bool are_kept(const c10::IValue& first_result);
 
 }  // namespace plimsoll

@@ -20,6 +20,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace plimsoll {
@@ -132,7 +133,8 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
   if (C10_UNLIKELY(!is_in_use())) return handle.redispatchBoxed(keys, stack);
   const OperatorFacts& facts = facts_table.of(handle);
   if (facts.is_transparent) {
-    if (C10_UNLIKELY(facts.keeps_addresses)) keep_integers(torch::jit::last(*stack, facts.arguments.size()).data(), facts.arguments.size());
+    std::optional<KeptAddresses> kept;
+    if (C10_UNLIKELY(facts.keeps_addresses)) kept.emplace(handle, torch::jit::last(*stack, facts.arguments.size()).data());
     handle.redispatchBoxed(keys, stack);
     return;
   }
