@@ -13,9 +13,10 @@
 namespace plimsoll {
 namespace {
 
+// It calls an operator where somebody looks on.
+constexpr const char* kMaxPool = "max_pool1d";
 // Found by what calls `data_ptr` among the composites that libtorch exports.
-constexpr const char* kAsOne[] = {"max_pool1d",
-                                  "_rowwise_prune",
+constexpr const char* kAsOne[] = {"_rowwise_prune",
                                   "_grid_sampler_2d_cpu_fallback_backward",
                                   "_sobol_engine_draw",
                                   "_sobol_engine_ff_",
@@ -72,8 +73,7 @@ void run_as_one(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   handle.callBoxed(stack);
 }
 
-// It calls an operator where somebody looks.
-void run_max_pool1d(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+void run_max_pool(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
   if (is_looked_at(arguments)) return run_composite(handle, stack);
   run_as_one(handle, stack);
@@ -90,7 +90,8 @@ thread_local size_t keeping = 0;
 
 // Those that have a kernel here, for whom libtorch's Python chooses kernels itself.
 std::vector<std::string> composites() {
-  std::vector<std::string> names(kAsOne, std::end(kAsOne));
+  std::vector<std::string> names = {kMaxPool};
+  names.insert(names.end(), kAsOne, std::end(kAsOne));
   names.insert(names.end(), kKeepAddresses, std::end(kKeepAddresses));
   return names;
 }
@@ -103,16 +104,15 @@ TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
 }
 TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) { library.impl("keep", &keep); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  library.impl("max_pool1d", torch::CppFunction::makeFromBoxedFunction<&run_max_pool1d>());
-  for (const char* name : c10::ArrayRef<const char*>(kAsOne).slice(1))
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one>());
+  library.impl(kMaxPool, torch::CppFunction::makeFromBoxedFunction<&run_max_pool>());
+  for (const char* name : kAsOne) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one>());
   for (const char* name : kKeepAddresses)
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_addresses_kept>());
 }
 
 }  // namespace
 
-bool runs_as_one(const std::string& name) { return is_among(kAsOne, name); }
+bool runs_as_one(const std::string& name) { return name == kMaxPool || is_among(kAsOne, name); }
 bool keeps_addresses(const std::string& name) { return is_among(kKeepAddresses, name); }
 
 KeptAddresses::KeptAddresses(const c10::OperatorHandle& composite, const c10::IValue* arguments) {
