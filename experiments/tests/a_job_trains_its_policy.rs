@@ -7,8 +7,8 @@ use plimsoll_env::workload::Workload;
 use plimsoll_runtime::planner::LEARNED;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{Planner, PolicyFile, Trace};
+use plimsoll_tests::bench;
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
-use plimsoll_tests::command::Bench;
 use plimsoll_tests::{Recorded, Stage, build, fast_link, one_at_a_time, shipped_workload};
 
 const ITERATIONS: usize = 8;
@@ -31,8 +31,7 @@ fn saved(name: &str, folder: &Path) -> Vec<Trace> {
 #[test]
 fn a_policy_learns_from_jobs_and_plans_later_ones() {
     let _running = one_at_a_time();
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("own-policy");
-    let bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
+    let bench = bench!("own-policy");
     let configuration = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/traces.toml");
     bench.write("traces.toml", std::fs::read(configuration).unwrap());
     std::fs::create_dir(bench.path("traces")).unwrap();

@@ -2,12 +2,12 @@
 //! half-written.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use plimsoll_runtime::{PlanFile, PolicyFile, Trace};
+use plimsoll_tests::bench;
 use plimsoll_tests::command::Bench;
 use serde_json::Value;
 
@@ -40,15 +40,11 @@ const FIELDS: [&str; 22] = [
     "/held",
 ];
 
-fn new_bench(name: &str) -> Bench {
-    Bench::new(env!("CARGO_BIN_EXE_plimsoll"), PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name))
-}
-
 /// A bench with a trace of each family's tiny member and a policy for gpt, which took three updates.
 fn bench() -> &'static Bench {
     static BENCH: OnceLock<Bench> = OnceLock::new();
     BENCH.get_or_init(|| {
-        let bench = new_bench("commands");
+        let bench = bench!("commands");
         for family in ["gpt", "resnet"] {
             bench.succeed(&format!(
                 "record --config {family}.toml --workload {family}-tiny --out {family}.plimsoll --iterations 5"
@@ -72,7 +68,7 @@ fn assert_nothing_half_written(bench: &Bench) {
 
 #[test]
 fn every_subcommand_explains_itself() {
-    let bench = new_bench("help");
+    let bench = bench!("help");
     let all = bench.succeed("--help").stdout;
     for subcommand in SUBCOMMANDS {
         assert!(all.contains(subcommand), "{all}");
@@ -304,7 +300,7 @@ fn two_algorithms_that_were_interrupted_go_on_bit_for_bit() {
 
 fn goes_on_bit_for_bit(algorithm: &str) {
     const UPDATES: usize = 12;
-    let bench = new_bench(&format!("interrupted-{}", algorithm.replace(',', "-")));
+    let bench = bench!(format!("interrupted-{}", algorithm.replace(',', "-")));
     let line = |out: &str| {
         format!(
             "train --config gpt.toml --out {out} --algorithm {algorithm} --updates {UPDATES} --seed 3 --logdir runs"
@@ -615,7 +611,7 @@ fn files_that_cannot_be_used_are_refused_by_name() {
 
 #[test]
 fn a_directory_that_cannot_be_written_is_named_and_nothing_is_left() {
-    let bench = new_bench("unwritable");
+    let bench = bench!("unwritable");
     bench.write("file", b"not a directory");
     bench.succeed("record --config gpt.toml --workload gpt-tiny --out gpt.plimsoll --iterations 2");
     let before = bench.files();
@@ -639,7 +635,7 @@ fn a_directory_that_cannot_be_written_is_named_and_nothing_is_left() {
 
 #[test]
 fn hold_compares_loops_under_budgets_with_their_untouched_selves() {
-    let bench = new_bench("hold");
+    let bench = bench!("hold");
     let call = bench.succeed(
         "hold gpt.toml:gpt-tiny resnet.toml:resnet-tiny --budget 80% --budget 55% --budget 5% --iterations 7 \
          --json held.json",
@@ -663,7 +659,7 @@ fn hold_compares_loops_under_budgets_with_their_untouched_selves() {
 
 #[test]
 fn slow_tiers_are_limited_and_spill_to_a_file_that_leaves_nothing() {
-    let bench = new_bench("tiers");
+    let bench = bench!("tiers");
     std::fs::create_dir(bench.path("spill")).unwrap();
     let run = "run --config gpt.toml --workload gpt-tiny --policy lru --actions keep,swap --budget 60% --iterations 2 \
                --verify --link 2GB/s";

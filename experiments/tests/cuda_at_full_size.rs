@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use plimsoll_tests::bench;
 use plimsoll_tests::command::Bench;
 use plimsoll_tests::python::package;
 use plimsoll_tests::stand_in::StandIn;
@@ -27,8 +28,7 @@ fn bench(name: &str) -> Option<Bench> {
         println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
         return None;
     };
-    let folder = format!("{}/full-size-{name}", env!("CARGO_TARGET_TMPDIR"));
-    let mut bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
+    let mut bench = bench!(format!("full-size-{name}"));
     for (variable, value) in stand_in.paced("h200", BYTES) {
         bench.set(variable, value);
     }

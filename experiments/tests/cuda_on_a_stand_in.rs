@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
+use plimsoll_tests::bench;
 use plimsoll_tests::command::Bench;
 use plimsoll_tests::python::{package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
@@ -20,8 +21,7 @@ fn bench(name: &str, seed: u64) -> Option<Bench> {
         println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
         return None;
     };
-    let folder = format!("{}/stand-in-{name}", env!("CARGO_TARGET_TMPDIR"));
-    let mut bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
+    let mut bench = bench!(format!("stand-in-{name}"));
     for (variable, value) in stand_in.late(seed) {
         bench.set(variable, value);
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use plimsoll_env::hardware::HardwareProfile;
+use plimsoll_tests::bench;
 use plimsoll_tests::command::Bench;
 use plimsoll_tests::python::{compiler, has_headers, package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
@@ -15,8 +16,7 @@ static STAND_IN: LazyLock<Option<StandIn>> =
     LazyLock::new(|| StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in")));
 
 fn bench(name: &str) -> Bench {
-    let folder = format!("{}/gpu-check-{name}", env!("CARGO_TARGET_TMPDIR"));
-    Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder)
+    bench!(format!("gpu-check-{name}"))
 }
 
 /// What a part found on a loop. The part must have been done.

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::{PolicyFile, Trace};
+use plimsoll_tests::bench;
 use plimsoll_tests::command::Bench;
 use serde_json::Value;
 
@@ -36,8 +37,7 @@ fn small_members(configuration: &str) -> String {
 fn bench() -> &'static Bench {
     static BENCH: OnceLock<Bench> = OnceLock::new();
     BENCH.get_or_init(|| {
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("held-out");
-        let bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
+        let bench = bench!("held-out");
         let configuration = std::fs::read_to_string(bench.path("gpt.toml")).unwrap();
         bench.write("gpt.toml", small_members(&configuration));
         bench.succeed("train --config gpt.toml --out gpt.policy --updates 2 --logdir runs --seed 5");
@@ -234,7 +234,7 @@ fn logs_of_simrd_are_a_family_of_their_own() {
         println!("not run: PLIMSOLL_SIMRD names no folder with logs of simrd");
         return;
     };
-    let bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("simrd"));
+    let bench = bench!("simrd");
     let configuration = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../configs/traces.toml");
     bench.write("traces.toml", std::fs::read(configuration).unwrap());
     std::fs::create_dir(bench.path("logs")).unwrap();

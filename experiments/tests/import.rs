@@ -3,18 +3,14 @@
 use std::io::Write;
 
 use flate2::{Compression, write::GzEncoder};
-use plimsoll_tests::command::Bench;
+use plimsoll_tests::bench;
 
 /// The same small log that the runtime's own tests are about.
 const LOG: &str = include_str!("../../runtime/tests/data/small.simrd.log");
 
-fn bench(name: &str) -> Bench {
-    Bench::new(env!("CARGO_BIN_EXE_plimsoll"), std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name))
-}
-
 #[test]
 fn a_log_of_simrd_is_imported_planned_and_run_online_packed_or_not() {
-    let bench = bench("import-simrd");
+    let bench = bench!("import-simrd");
     bench.write("small.simrd.log", LOG);
     let mut packed = GzEncoder::new(Vec::new(), Compression::default());
     packed.write_all(LOG.as_bytes()).unwrap();
@@ -41,7 +37,7 @@ fn a_log_of_simrd_is_imported_planned_and_run_online_packed_or_not() {
 
 #[test]
 fn what_cannot_be_imported_or_run_online_is_refused_in_one_line() {
-    let bench = bench("import-refusals");
+    let bench = bench!("import-refusals");
     bench.write("small.log", LOG);
     bench.write("broken.log", LOG.replacen("\"TIME\":\"100\"", "\"TIME\":\"soon\"", 1));
     let broken = bench.call("import simrd broken.log --out broken.plimsoll");

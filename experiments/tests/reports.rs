@@ -1,23 +1,20 @@
 //! The reports on what a job does with its memory, and on what to do about it: every figure in them is one that can be
 //! checked against the trace that they are about.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use plimsoll_runtime::trace::Class;
 use plimsoll_runtime::{Lineage, PlanFile, Trace};
+use plimsoll_tests::bench;
 use plimsoll_tests::command::Bench;
 use serde_json::Value;
-
-fn new_bench(name: &str) -> Bench {
-    Bench::new(env!("CARGO_BIN_EXE_plimsoll"), PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name))
-}
 
 /// A bench with a trace of the smallest transformer.
 fn bench() -> &'static Bench {
     static BENCH: OnceLock<Bench> = OnceLock::new();
     BENCH.get_or_init(|| {
-        let bench = new_bench("reports");
+        let bench = bench!("reports");
         bench.succeed("record --config gpt.toml --workload gpt-tiny --out gpt.plimsoll --iterations 3");
         bench
     })
@@ -25,7 +22,7 @@ fn bench() -> &'static Bench {
 
 #[test]
 fn every_report_explains_itself() {
-    let bench = new_bench("report-help");
+    let bench = bench!("report-help");
     for subcommand in ["advise", "behaviour", "export", "import"] {
         let help = bench.succeed(&format!("{subcommand} --help")).stdout;
         assert!(help.contains("Usage: plimsoll") && help.lines().count() > 12, "{help}");
@@ -84,7 +81,7 @@ fn a_slower_link_leaves_less_free_to_swap() {
 
 #[test]
 fn a_memory_snapshot_is_reported_on() {
-    let bench = new_bench("snapshot");
+    let bench = bench!("snapshot");
     let text = bench.succeed(&format!("behaviour {} --json snapshot.json --svg snapshot.svg", data("snapshot.pickle")));
     let report = bench.json("snapshot.json");
     // Six iterations, each of four activations, a loss, and four gradients.
@@ -107,7 +104,7 @@ fn a_memory_snapshot_is_reported_on() {
 
 #[test]
 fn an_execution_trace_is_imported_and_planned() {
-    let bench = new_bench("import");
+    let bench = bench!("import");
     let execution = data("execution.json");
     let untimed = bench.refuse(&format!("import pytorch-trace {execution} --out step.plimsoll"));
     assert!(untimed.contains("--times") && !bench.path("step.plimsoll").exists(), "{untimed}");

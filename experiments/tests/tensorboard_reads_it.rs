@@ -1,9 +1,9 @@
 //! TensorBoard itself reads what `train` and `evaluate` log: one run per policy, with its curves.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use plimsoll_tests::command::Bench;
+use plimsoll_tests::bench;
 use serde_json::Value;
 
 /// What TensorBoard's own reader finds in a log directory: runs, tags, and (step, value) pairs.
@@ -22,8 +22,7 @@ fn curve<'a>(runs: &'a Value, run: &str, tag: &str) -> &'a Vec<Value> {
 
 #[test]
 fn what_train_and_evaluate_log() {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tensorboard");
-    let bench = Bench::new(env!("CARGO_BIN_EXE_plimsoll"), folder);
+    let bench = bench!("tensorboard");
     bench.succeed(
         "train --config resnet.toml --algorithm ppo --out resnet.policy --updates 3 --seed 2 --logdir runs/train",
     );

@@ -124,9 +124,6 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
         };
         let mut file = temporary_beside(&path)?;
         file.write_all(bytes)?;
-        if let Ok(before) = std::fs::metadata(&path) {
-            file.as_file().set_permissions(before.permissions())?;
-        }
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
@@ -181,15 +178,17 @@ fn temporary_beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     if !folder.is_dir() {
         return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
     }
+    let before = std::fs::metadata(path).ok().map(|there| there.permissions());
     let mut builder = tempfile::Builder::new();
     builder.prefix(".plimsoll-");
-    // Temporary files are private to their owner unless told; this one will be what there is, or a file like any other.
+    // Temporary files are private to their owner unless told; this one is for whom the one is that it replaces, or any other file.
     #[cfg(unix)]
-    builder.permissions(match std::fs::metadata(path) {
-        Ok(before) => before.permissions(),
-        Err(_) => std::os::unix::fs::PermissionsExt::from_mode(0o666),
-    });
-    builder.tempfile_in(folder)
+    builder.permissions(before.clone().unwrap_or_else(|| std::os::unix::fs::PermissionsExt::from_mode(0o666)));
+    let file = builder.tempfile_in(folder)?;
+    if let Some(before) = before {
+        file.as_file().set_permissions(before)?;
+    }
+    Ok(file)
 }
 
 /// What `file` holds, unpacked where gzip packed it.

@@ -140,3 +140,14 @@ fn tiny_configuration(family: &str) -> String {
     }
     text + "\n[ppo]\ninstances_per_update = 2\nepisodes_per_instance = 2\n"
 }
+
+/// A [`Bench`] for the command that the calling test was built beside, in a folder of that name.
+#[macro_export]
+macro_rules! bench {
+    ($name:expr) => {
+        $crate::command::Bench::new(
+            env!("CARGO_BIN_EXE_plimsoll"),
+            std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join($name),
+        )
+    };
+}

@@ -273,6 +273,11 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().expect("no mode is hidden").get_name().to_owned()
+    }
+
     /// How often a program runs. Of other lengths it is known when it has run three times, and has a plan for one of them.
     fn iterations(self) -> usize {
         match self {

@@ -4,7 +4,6 @@
 
 use std::process::Command;
 
-use clap::ValueEnum;
 use plimsoll_tests::fuzz::{Mode, Program, Tally, Verdict, prepare};
 use plimsoll_tests::one_at_a_time;
 use serde::Deserialize;
@@ -16,9 +15,8 @@ const FEWER: usize = PROGRAMS / 2;
 
 /// In a process of its own: in one there can be one loop at a time.
 fn slice(mode: Mode, programs: usize) -> Tally {
-    let mode = mode.to_possible_value().expect("no mode is hidden");
     let mut fuzz = Command::new(env!("CARGO_BIN_EXE_fuzz"));
-    fuzz.args(["--mode", mode.get_name(), "--programs", &programs.to_string()]);
+    fuzz.args(["--mode", &mode.name(), "--programs", &programs.to_string()]);
     let ran = fuzz.output().expect("it is built before its tests");
     let [printed, complained] = [&ran.stdout, &ran.stderr].map(|text| String::from_utf8_lossy(text));
     assert!(ran.status.success(), "{printed}\n{complained}");

@@ -107,8 +107,8 @@ def _to_numpy_announced(tensor, **how):
 
 def _lending(make_capsule):
     def announced(data, *, dl_device=None, copy=None):
-        if isinstance(data, torch.Tensor) and _is_plain(data):
-            if copy is True and (dl_device is None or tuple(dl_device) == data.__dlpack_device__()):
+        if isinstance(data, torch.Tensor):
+            if copy is True and _is_plain(data) and (dl_device is None or tuple(dl_device) == data.__dlpack_device__()):
                 # Nobody could tell of a copy that libtorch makes.
                 data, copy = data.clone(), None
             _lend(data)

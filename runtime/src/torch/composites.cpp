@@ -75,7 +75,7 @@ void run_as_one(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
 
 void run_max_pool(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
-  if (is_looked_at(arguments)) return run_composite(handle, stack);
+  if (!is_intercepted() || is_looked_at(arguments)) return run_composite(handle, stack);
   run_as_one(handle, stack);
 }
 
@@ -96,13 +96,7 @@ std::vector<std::string> composites() {
   return names;
 }
 
-void keep(const at::Storage&) {}
-
-TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
-  library.def("keep(Storage storage) -> ()");
-  library.def("composites() -> str[]", &composites);
-}
-TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) { library.impl("keep", &keep); }
+TORCH_LIBRARY_FRAGMENT(plimsoll, library) { library.def("composites() -> str[]", &composites); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
   library.impl(kMaxPool, torch::CppFunction::makeFromBoxedFunction<&run_max_pool>());
   for (const char* name : kAsOne) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one>());

@@ -170,7 +170,8 @@ at::Scalar local_scalar_dense(c10::DispatchKeySet keys, const at::Tensor& tensor
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), tensor);
 }
 
-// What no operator does is announced: the bytes of a storage are about to be replaced; or they are about to be read by their address.
+// What no operator does is announced: the bytes of a storage are about to be replaced; or they are about to be read by their
+// address, or for longer: see composites.h.
 void announce(const at::Storage&) {}
 // Or they are, and written, whenever somebody likes, who shares them from then on.
 void lend_storage(const at::Storage& storage) { entries().lend(storage.unsafeGetStorageImpl()); }
@@ -184,6 +185,7 @@ TORCH_LIBRARY(plimsoll, library) {
   library.def("replaces(Storage(a!) storage) -> ()");
   library.def("replaced(Storage storage) -> Storage");
   library.def("read(Storage storage) -> ()");
+  library.def("keep(Storage storage) -> ()");
   library.def("lend(Storage(a!) storage) -> ()");
   library.def("touch(Tensor[] read, Tensor[] written) -> ()");
 }
@@ -191,6 +193,7 @@ TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
   library.impl("replaces", &announce);
   library.impl("replaced", &replaced);
   library.impl("read", &announce);
+  library.impl("keep", &announce);
   library.impl("lend", &lend_storage);
   library.impl("touch", &touch);
 }

@@ -141,7 +141,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
 
   bool is_view = kUndeclaredViews.count(bare) > 0;
   for (const auto& result : schema.returns()) is_view |= result.alias_info() && !result.alias_info()->isWrite();
-  std::string overload = schema.overload_name().empty() ? bare : bare + "." + schema.overload_name();
+  std::string overload = text.substr(space.size() + 2);
   bool is_composite = !runs_as_one(overload) && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   keeps_addresses = is_composite && plimsoll::keeps_addresses(overload);

@@ -64,9 +64,8 @@ fn run(mode: Mode, programs: u64, mut seed: u64, keep_going: bool) -> Vec<Progra
         }
         seed += 1;
     }
-    let mode = mode.to_possible_value().expect("no mode is hidden");
     let summary = json!({
-        "mode": mode.get_name(),
+        "mode": mode.name(),
         "same": same,
         "different": different.len(),
         "drawn_that_do_not_train": unlawful,
