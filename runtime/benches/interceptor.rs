@@ -4,7 +4,7 @@
 //!
 //! Rounds of every way to run a loop take turns; the least of many rounds is taken of each, so that other programs on the
 //! machine matter little. Six ways: with libtorch's own allocator and nothing of ours, with our allocator alone, with
-//! every operator told to Rust and counted, with a recipe of every operator kept as long as what it made, as in a
+//! every operator told to Rust, with a recipe of every operator kept as long as what it made, as in a
 //! production job that keeps everything: each operator checked against the recorded iteration, its storages followed; and
 //! that with a recipe of every operator, as under a plan that recomputes what it made.
 //! Also: the bytes that observing takes for each live storage.
@@ -33,7 +33,7 @@ fn main() {
         ("view", plimsoll_bench_views),
     ];
     println!("ns of thread CPU time per operator; what is added, to the bare dispatcher with our allocator");
-    let heads = ["own allocator", "bare", "counted", "recipes", "followed", "both"];
+    let heads = ["own allocator", "bare", "told", "recipes", "followed", "both"];
     println!("{:<30}{}", "", heads.map(|head| format!("{head:>15}")).concat());
     for (name, run) in loops {
         // SAFETY: the loops take any number of rounds.
@@ -47,7 +47,7 @@ fn main() {
 
 /// The least of many rounds of each way to run a loop.
 fn least_of(session: Session, once: impl Fn() -> f64) -> [f64; 6] {
-    let mut counted = Census::new(session, false);
+    let mut told = Census::new(session, false);
     let mut recipes = Census::new(session, true);
     let mut followed = following(session, &once);
     let mut both = following(session, &once);
@@ -66,8 +66,8 @@ fn least_of(session: Session, once: impl Fn() -> f64) -> [f64; 6] {
             assert!(report.followed, "{:?}", report.deviation);
             spent
         });
-        let (counts, records) = (counted.observe(&once).unwrap(), recipes.observe(&once).unwrap());
-        let times = [own, once(), counts, records, follows, follows_with_recipes];
+        let (tells, records) = (told.observe(&once).unwrap(), recipes.observe(&once).unwrap());
+        let times = [own, once(), tells, records, follows, follows_with_recipes];
         least = std::array::from_fn(|index| least[index].min(times[index]));
     }
     least

@@ -32,7 +32,7 @@ mod succession;
 mod swap;
 mod told;
 
-pub use census::{Census, Tally};
+pub use census::Census;
 pub use copy::{
     CopiedBy, CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
 };

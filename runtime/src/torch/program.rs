@@ -2,259 +2,21 @@
 //!
 //! Nothing here moves bytes. Where the program is another one, it says how.
 
-use std::sync::Arc;
+mod known;
+mod leaving;
+mod standing;
 
+pub(crate) use self::known::{Known, Need, Scheduled};
+use self::leaving::Leaving;
+pub(crate) use self::leaving::{Follows, Leaves};
+pub(super) use self::standing::put;
+use self::standing::{Name, Standing, Uses};
 use super::ladder::{Fit, Ladder, Rung};
 use super::session::operator_name;
-use super::shim::{Entry, RawOperator};
-use crate::lineage::{EVICTION_FLOOR_BYTES, Edges, Lineage, Version, VersionId};
-use crate::plan::{Action, Plan};
-use crate::schedule::{Instruction, Schedule};
-use crate::timeline::Prediction;
-use crate::trace::{OperatorId, Phase, StorageId, Trace};
-
-/// A trace with its lineage.
-#[derive(Clone)]
-pub(crate) struct Known {
-    pub(crate) trace: Arc<Trace>,
-    pub(crate) lineage: Arc<Lineage>,
-}
-
-impl Known {
-    /// A whole iteration.
-    pub(crate) fn of(trace: Trace) -> Self {
-        Self::between(trace, Edges::default())
-    }
-
-    /// A part of one.
-    pub(crate) fn between(trace: Trace, edges: Edges) -> Self {
-        Known { lineage: Arc::new(Lineage::between(&trace, edges)), trace: Arc::new(trace) }
-    }
-
-    /// The same part, between other edges.
-    pub(crate) fn at(&self, edges: Edges) -> Self {
-        Known { lineage: Arc::new(Lineage::between(&self.trace, edges)), trace: Arc::clone(&self.trace) }
-    }
-
-    /// Another trace of the same program.
-    pub(crate) fn with(&self, trace: Trace) -> Self {
-        Self::between(trace, self.lineage.edges().clone())
-    }
-
-    /// The same, where these storages stay where they are.
-    pub(crate) fn without_evicting(&self, is_kept: impl Fn(StorageId) -> bool) -> Self {
-        let mut trace = Trace::clone(&self.trace);
-        for (_, storage) in (0..).map(StorageId).zip(&mut trace.storages).filter(|(id, _)| is_kept(*id)) {
-            storage.locked = Some("not the same in every iteration".to_owned());
-        }
-        self.with(trace)
-    }
-}
-
-/// What an operator's recipe is needed for, the least first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Need {
-    /// What is dropped goes back to it. It is run again only if the program departs from the plan, and what was made by it is
-    /// dropped, too.
-    Spare,
-    /// It is run again, or would be to restore what is dropped at any time until that is needed.
-    Rerun,
-}
-
-/// What to do while the program runs.
-pub(crate) struct Scheduled {
-    pub(crate) plan: Plan,
-    pub(crate) schedule: Schedule,
-    pub(crate) prediction: Option<Prediction>,
-    /// Per operator: what its recipe is needed for, if for anything.
-    recipes: Vec<Option<Need>>,
-    /// Per storage: the first step that moves it, if any does.
-    first_move: Vec<Option<usize>>,
-}
-
-impl Scheduled {
-    pub(crate) fn new(known: &Known, plan: Plan, schedule: Schedule, prediction: Option<Prediction>) -> Self {
-        let recipes = recipes(&known.trace, &known.lineage, &plan);
-        let mut first_move = vec![None; known.trace.storages.len()];
-        for (step, (_, instruction)) in schedule.steps().iter().enumerate() {
-            if let Some(storage) = instruction.storage() {
-                first_move[storage.index()].get_or_insert(step);
-            }
-        }
-        Scheduled { plan, schedule, prediction, recipes, first_move }
-    }
-
-    /// Whether the recipe of an operator is needed for that `least`.
-    pub(crate) fn wants_recipe(&self, operator: usize, least: Need) -> bool {
-        self.recipes.get(operator).copied().flatten() >= Some(least)
-    }
-
-    /// Whether the plan is predicted to exceed its budget.
-    pub(crate) fn exceeds_budget(&self) -> bool {
-        self.prediction.is_some_and(|prediction| prediction.over_budget_bytes > 0)
-    }
-}
-
-/// What the trace calls an operator.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Name {
-    /// Nobody has looked yet.
-    #[default]
-    Unseen,
-    /// It does not occur.
-    Absent,
-    /// Its place among the names.
-    At(u32),
-}
-
-/// Which storages stand for those of the trace.
-struct Standing {
-    /// By the trace's number.
-    entry: Vec<Option<Entry>>,
-    /// By the shim's.
-    storage: Vec<Option<StorageId>>,
-}
-
-impl Standing {
-    fn entry(&self, storage: StorageId) -> Option<Entry> {
-        self.entry[storage.index()]
-    }
-
-    fn storage(&self, entry: Entry) -> Option<StorageId> {
-        self.storage.get(entry.index()).copied().flatten()
-    }
-
-    fn put(&mut self, entry: Entry, storage: StorageId) {
-        self.entry[storage.index()] = Some(entry);
-        put(&mut self.storage, entry.index(), Some(storage));
-    }
-
-    /// The same where either may have been taken for another.
-    fn correct(&mut self, entry: Entry, storage: StorageId) {
-        self.remove(entry);
-        if let Some(before) = self.entry(storage) {
-            self.remove(before);
-        }
-        self.put(entry, storage);
-    }
-
-    fn remove(&mut self, entry: Entry) {
-        if let Some(storage) = self.storage.get_mut(entry.index()).and_then(Option::take) {
-            self.entry[storage.index()] = None;
-        }
-    }
-
-    /// Leaves but those that stand for the first storages.
-    fn reset(&mut self, first: &[Option<Entry>]) {
-        self.entry.fill(None);
-        self.storage.fill(None);
-        for (index, entry) in (0..).zip(first) {
-            if let Some(entry) = *entry {
-                self.put(entry, StorageId(index));
-            }
-        }
-    }
-}
-
-/// What follows an iteration, or a part of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Follows {
-    /// Code that nobody listens to: it finds everything resident.
-    Unheard,
-    /// The iteration's next part.
-    Part,
-    /// The loop's next iteration, all of which is listened to.
-    Iteration,
-}
-
-/// What a program may leave away when it ends, and what comes next finds so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Leaves {
-    /// What it does not use: it is a part of an iteration that goes on.
-    Unused,
-    /// Whatever is there all the time: it is the last part of an iteration that another one follows.
-    Lasting,
-}
-
-/// What may still be leaving when a program begins. It depends on plans, which depend on it, and may never settle: so it grows at
-/// once, and shrinks ever more rarely; and only then is its order another one. What a plan takes for leaving, and is gone, is no harm.
-#[derive(Debug, Default)]
-struct Leaving {
-    /// In the order in which they leave.
-    storages: Vec<StorageId>,
-    /// How often it was less in a row, and how often that has to be.
-    less: u32,
-    patience: u32,
-}
-
-impl Leaving {
-    /// These were, in the order in which they left.
-    fn note(&mut self, now: Vec<StorageId>) {
-        let is_new = |storage: &StorageId| !self.storages.contains(storage);
-        let is_less = !now.iter().any(is_new) && now.len() < self.storages.len();
-        self.less = if is_less { self.less + 1 } else { 0 };
-        if now.iter().any(is_new) {
-            // What has gone already went first.
-            let gone = self.storages.iter().copied().filter(|storage| !now.contains(storage));
-            self.storages = gone.chain(now.iter().copied()).collect();
-        }
-        if self.less > self.patience {
-            self.patience = 2 * (self.patience + 1);
-            (self.storages, self.less) = (now, 0);
-        }
-    }
-}
-
-/// Where a program uses which storage.
-struct Uses {
-    /// Per storage: operators, in order.
-    operators: Vec<Vec<u32>>,
-    /// Per storage: whether one of them writes to it.
-    is_written: Vec<bool>,
-}
-
-impl Uses {
-    fn of(trace: &Trace) -> Self {
-        let storages = trace.storages.len();
-        let mut uses = Uses { operators: vec![Vec::new(); storages], is_written: vec![false; storages] };
-        for (index, operator) in (0..).zip(&trace.operators) {
-            for access in &operator.accesses {
-                uses.operators[access.storage.index()].push(index);
-                uses.is_written[access.storage.index()] |= access.mode.writes();
-            }
-        }
-        uses
-    }
-
-    /// The first operator, from that place on, that does the same as `operator` to the same storages, as far as these are known; at
-    /// least one has to be.
-    fn next(
-        &self,
-        from: usize,
-        trace: &Trace,
-        standing: &Standing,
-        name: Name,
-        operator: &RawOperator,
-    ) -> Option<usize> {
-        let is_same = |index: u32| {
-            let expected = &trace.operators[index as usize];
-            let mut pairs = operator.accesses().iter().zip(&expected.accesses);
-            Name::At(expected.name) == name
-                && operator.accesses().len() == expected.accesses.len()
-                && pairs.all(|(found, access)| {
-                    let stands = standing.entry(access.storage);
-                    found.mode() == access.mode && stands.is_none_or(|stands| stands == found.entry)
-                })
-        };
-        let known = operator.accesses().iter().filter_map(|found| standing.storage(found.entry));
-        let firsts = known.filter_map(|storage| {
-            let all = &self.operators[storage.index()];
-            let to_come = &all[all.partition_point(|&index| (index as usize) < from)..];
-            to_come.iter().copied().find(|&index| is_same(index))
-        });
-        firsts.min().map(|index| index as usize)
-    }
-}
+use super::shim::{Entry, RawAccess, RawOperator};
+use crate::lineage::{EVICTION_FLOOR_BYTES, Edges, VersionId};
+use crate::schedule::Instruction;
+use crate::trace::{OperatorId, StorageId, Trace};
 
 /// A program, and how far it has been followed in this iteration.
 pub(crate) struct Program {
@@ -336,7 +98,7 @@ impl Program {
             serial: rung.serial,
             ladder: Ladder::new(rung),
             names: Vec::new(),
-            standing: Standing { entry: vec![None; storages], storage: Vec::new() },
+            standing: Standing::of(storages),
             found: Vec::new(),
             told: Vec::new(),
             is_misled: false,
@@ -455,7 +217,7 @@ impl Program {
         let (mut away, mut stays) = (storages.clone(), storages);
         away.retain(|storage| left_before.binary_search(storage).is_ok());
         stays.retain(|&storage| self.may_leave(storage));
-        Edges { away, leaving: Vec::new(), stays }.with_leaving(&self.leaving.storages)
+        Edges { away, leaving: Vec::new(), stays }.with_leaving(self.leaving.storages())
     }
 
     /// What comes before it and after is not what it was.
@@ -517,20 +279,20 @@ impl Program {
 
     /// What it calls every storage of the trace that is there.
     pub(crate) fn entries(&self) -> &[Option<Entry>] {
-        &self.standing.entry
+        self.standing.entries()
     }
 
     /// Whether every initial storage that a schedule may touch is known before the first operator.
     pub(crate) fn is_bound(&self) -> bool {
         let storages = self.trace().storages[..self.initial()].iter();
-        storages.zip(&self.standing.entry).all(|(storage, entry)| entry.is_some() || storage.locked.is_some())
+        storages.zip(self.standing.entries()).all(|(storage, entry)| entry.is_some() || storage.locked.is_some())
     }
 
     /// Ends the iteration; `completed` says whether it was this program to its end. Storages that live on get the
     /// names that the next iteration knows them by.
     pub(crate) fn hand_over(&mut self, completed: bool) {
         let initial = self.initial();
-        let mut next: Vec<Option<Entry>> = self.standing.entry[..initial].to_vec();
+        let mut next: Vec<Option<Entry>> = self.standing.entries()[..initial].to_vec();
         for &(_, to) in &self.trace().carried {
             next[to.index()] = None;
         }
@@ -625,82 +387,88 @@ impl Program {
     }
 
     fn check_operator(&mut self, operator: &RawOperator) -> Result<(), String> {
-        let initial = self.initial();
         let name = self.look_up(operator);
-        let Program {
-            ladder, standing, uses, is_unused, missed, found: found_out, told, step, differs_in_small, ..
-        } = self;
-        let Rung { known, scheduled, .. } = ladder.rung();
-        let trace = &*known.trace;
-        let Some(expected) = trace.operators.get(self.operator) else {
+        let Some(expected) = self.trace().operators.get(self.operator) else {
             return Err(format!("{} comes after the last operator of the trace", operator_name(operator.name)));
         };
-        let names = &trace.names;
-        let index = self.operator;
-        let at = |what: String| Err(format!("operator {index} ({}): {what}", names[expected.name as usize]));
+        let accesses = operator.accesses();
         if name != Name::At(expected.name) {
-            return at(format!("the program runs {}", operator_name(operator.name)));
+            return Err(self.differs(&format!("the program runs {}", operator_name(operator.name))));
         }
-        if operator.accesses().len() != expected.accesses.len() {
-            return at(format!("{} inputs, expected {}", operator.accesses().len(), expected.accesses.len()));
+        if accesses.len() != expected.accesses.len() {
+            return Err(self.differs(&format!("{} inputs, expected {}", accesses.len(), expected.accesses.len())));
+        }
+        for (index, found) in accesses.iter().enumerate() {
+            let expected = self.trace().operators[self.operator].accesses[index];
+            if found.mode() != expected.mode {
+                return Err(self.differs(&format!("storage {} differs in use", expected.storage.0)));
+            }
+            if self.entry(expected.storage) != Some(found.entry) {
+                self.may_stand_for(expected.storage, found, name, operator)?;
+            }
+        }
+        for (index, found) in accesses.iter().enumerate() {
+            let storage = self.trace().operators[self.operator].accesses[index].storage;
+            if self.entry(storage) == Some(found.entry) {
+                self.see(storage, found.bytes);
+            }
+        }
+        accesses.iter().filter(|access| access.is_filled()).try_for_each(|access| self.filled(access.entry))
+    }
+
+    /// The operator that comes next, called `name`, uses what stands for another storage than the trace has there, or for none: says
+    /// why it is not this program's, unless it may be what the trace has.
+    fn may_stand_for(
+        &mut self,
+        storage: StorageId,
+        found: &RawAccess,
+        name: Name,
+        operator: &RawOperator,
+    ) -> Result<(), String> {
+        let initial = self.initial();
+        let Program { ladder, standing, uses, is_unused, .. } = self;
+        let Rung { known, scheduled, .. } = ladder.rung();
+        let trace = &*known.trace;
+        let expected = &trace.storages[storage.index()];
+        let is_initial = |storage: StorageId| storage.index() < initial;
+        let other = standing.storage(found.entry);
+        if is_small(expected.bytes)
+            && is_small(found.bytes)
+            && !is_initial(storage)
+            && other.is_none_or(|other| !is_initial(other))
+        {
+            self.differs_in_small = true;
+            return Ok(());
+        }
+        if standing.entry(storage).is_none() && is_initial(storage) && other.is_none() {
+            standing.put(found.entry, storage);
+            if expected.locked.is_none() {
+                self.found.push((storage, found.entry));
+            }
+            return Ok(());
         }
         // The operator is one that is still to come: what is between them is left out. What the program writes to, its parameters say,
         // is not another one every time.
-        let is_ahead = |other: StorageId, standing: &Standing| {
-            uses.is_written[other.index()] && uses.next(index + 1, trace, standing, name, operator).is_some()
+        let is_ahead = |other: StorageId| {
+            uses.writes(other) && uses.next(self.operator + 1, trace, standing, name, operator).is_some()
         };
         // Nothing has been done about an initial storage so far.
-        let is_untouched = |storage: StorageId| {
-            storage.index() < initial && scheduled.first_move[storage.index()].is_none_or(|first| first >= *step)
-        };
-        for (found, access) in operator.accesses().iter().zip(&expected.accesses) {
-            let storage = access.storage;
-            let expected = &trace.storages[storage.index()];
-            if found.mode() != access.mode {
-                return at(format!("storage {} differs in use", storage.0));
-            }
-            let stands = standing.entry(storage);
-            if stands == Some(found.entry) {
-                continue;
-            }
-            let other = standing.storage(found.entry);
-            let is_created = |storage: StorageId| storage.index() >= initial;
-            if is_small(expected.bytes) && is_small(found.bytes) && is_created(storage) && other.is_none_or(is_created)
-            {
-                *differs_in_small = true;
-                continue;
-            }
-            match stands {
-                None if storage.index() < initial && other.is_none() => {
-                    standing.put(found.entry, storage);
-                    if expected.locked.is_none() {
-                        found_out.push((storage, found.entry));
-                    }
-                }
-                // Another one every time, a row of a data set say, may have been taken for the one before. What was not used so far
-                // may be away; it comes back.
-                _ if is_untouched(storage)
-                    && other.is_none_or(|other| {
-                        is_unused[other.index()] || is_untouched(other) && !is_ahead(other, standing)
-                    }) =>
-                {
-                    missed.extend(other.filter(|other| is_unused[other.index()]));
-                    standing.correct(found.entry, storage);
-                }
-                _ => {
-                    self.is_misled = told.contains(&storage) || other.is_some_and(|other| told.contains(&other));
-                    return at(format!("another storage stands for storage {}", storage.0));
-                }
-            }
+        let is_untouched = |storage: StorageId| is_initial(storage) && !scheduled.has_moved(storage, self.step);
+        // Another one every time, a row of a data set say, may have been taken for the one before. What was not used so far
+        // may be away; it comes back.
+        let may_be_mistaken = |other: StorageId| is_unused[other.index()] || is_untouched(other) && !is_ahead(other);
+        if is_untouched(storage) && other.is_none_or(may_be_mistaken) {
+            self.missed.extend(other.filter(|other| is_unused[other.index()]));
+            standing.correct(found.entry, storage);
+            return Ok(());
         }
-        for (index, access) in operator.accesses().iter().enumerate() {
-            let storage = self.trace().operators[self.operator].accesses[index].storage;
-            if self.entry(storage) == Some(access.entry) {
-                self.see(storage, access.bytes);
-            }
-        }
-        let mut filled = operator.accesses().iter().filter(|access| access.is_filled());
-        filled.try_for_each(|access| self.filled(access.entry))
+        self.is_misled = self.told.contains(&storage) || other.is_some_and(|other| self.told.contains(&other));
+        Err(self.differs(&format!("another storage stands for storage {}", storage.0)))
+    }
+
+    /// Says that the operator that comes next is another than the trace has there, and how.
+    fn differs(&self, how: &str) -> String {
+        format!("{}: {how}", self.place())
     }
 
     /// Goes on after other operators than the program's own, where one arrives that it has still to come to: the first that does the
@@ -866,42 +634,4 @@ impl Program {
 /// Whether so many bytes are never evicted: what holds no more may be another number, which the program chose by its value.
 fn is_small(bytes: u64) -> bool {
     bytes < EVICTION_FLOOR_BYTES
-}
-
-/// Puts an item into its place in a table that grows.
-pub(super) fn put<T: Clone + Default>(table: &mut Vec<T>, index: usize, item: T) {
-    if table.len() <= index {
-        table.resize(index + 1, T::default());
-    }
-    table[index] = item;
-}
-
-/// Which operators' recipes are of use under `plan`, and for what.
-fn recipes(trace: &Trace, lineage: &Lineage, plan: &Plan) -> Vec<Option<Need>> {
-    let mut recipes = vec![None; trace.operators.len()];
-    let windows = lineage.windows().iter().zip(plan.actions());
-    let dropped = windows.filter(|&(_, &action)| action == Action::Recompute).map(|(window, _)| window);
-    for need in [Need::Spare, Need::Rerun] {
-        // Until when versions may have to be made again.
-        let mut seen = vec![None; lineage.versions().len()];
-        let mut stack: Vec<_> = dropped.clone().map(|window| (window.version, window.last_operator())).collect();
-        while let Some((version, until)) = stack.pop() {
-            let known = &mut seen[version.index()];
-            if known.is_some_and(|known| need == Need::Spare || known >= until) {
-                continue;
-            }
-            *known = Some(until);
-            let Some(producer) = lineage.version(version).producer else { continue };
-            recipes[producer.index()] = Some(need);
-            // A gradient that stands is not held: see `Ancestry`.
-            let serves = |&input: &VersionId| {
-                let Version { until: stands_until, producer, .. } = *lineage.version(input);
-                let is_gradient = producer.is_some_and(|maker| trace.operators[maker.index()].phase == Phase::Backward);
-                stands_until as usize >= until && !is_gradient
-            };
-            let inputs = lineage.replay_inputs(producer).iter().copied();
-            stack.extend(inputs.filter(|input| need == Need::Spare || !serves(input)).map(|input| (input, until)));
-        }
-    }
-    recipes
 }
