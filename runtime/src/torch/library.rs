@@ -26,7 +26,7 @@ use super::program::{Known, Program};
 use super::recording::{RecordedIteration, retime, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
 use super::runtime::Budget;
-use super::succession::Succession;
+use super::succession::{Foreseen, Succession};
 use crate::hardware::SlowTiers;
 use crate::lineage::Lineage;
 use crate::plan::ActionSet;
@@ -163,12 +163,14 @@ impl Library {
     fn expect(&mut self, driver: &mut Driver) -> (Option<usize>, Wanted) {
         let next = self.programs.next();
         let is_next =
-            |&((program, _), _): &((usize, usize), &Rung)| next == Some(Some(driver.programs[program].serial));
-        let rung = self.rungs.next().flatten();
-        self.awaits_unknown = next.is_some() && !driver.rungs().any(|at| is_next(&at));
+            |&((program, _), _): &((usize, usize), &Rung)| next == Foreseen::Program(driver.programs[program].serial);
+        let rung = self.rungs.next();
+        self.awaits_unknown = next != Foreseen::Nothing && !driver.rungs().any(|at| is_next(&at));
         let leader = match self.awaits_unknown {
             true => driver.rungs().max_by_key(|(_, rung)| rung.known.lineage.keep_all_peak_bytes()),
-            false => driver.rungs().max_by_key(|at| (is_next(at), rung == Some(at.1.serial), at.1.last_seen)),
+            false => {
+                driver.rungs().max_by_key(|at| (is_next(at), rung == Foreseen::Program(at.1.serial), at.1.last_seen))
+            }
         };
         let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
         let of_unknown = if self.backoff.records() { Record::Whole } else { Record::Nothing };

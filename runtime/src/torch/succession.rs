@@ -14,12 +14,24 @@ const ENOUGH: usize = 3;
 /// Iterations in a row that have to have come as foreseen for the next one to count as foreseen.
 const PROVEN: u32 = 8;
 
+/// What comes next, as far as the past tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Foreseen {
+    /// Nobody knows.
+    #[default]
+    Nothing,
+    /// None of the programs that are known.
+    Unknown,
+    /// That one.
+    Program(u64),
+}
+
 /// Which programs ran, the latest last. None stands for one that was not known.
 #[derive(Debug, Default)]
 pub(super) struct Succession {
     past: Vec<Option<u64>>,
     /// What was said to come next.
-    foreseen: Option<Option<u64>>,
+    foreseen: Foreseen,
     /// How many in a row came as was said.
     proven: u32,
 }
@@ -31,7 +43,8 @@ impl Succession {
     }
 
     pub(super) fn push(&mut self, program: Option<u64>) {
-        let is_foreseen = program.is_some() && self.foreseen.take() == Some(program);
+        let foreseen = std::mem::take(&mut self.foreseen);
+        let is_foreseen = program.is_some_and(|program| foreseen == Foreseen::Program(program));
         self.proven = if is_foreseen { self.proven + 1 } else { 0 };
         if self.past.len() == 2 * PAST {
             self.past.drain(..PAST);
@@ -39,9 +52,9 @@ impl Succession {
         self.past.push(program);
     }
 
-    /// The program that comes next, or that it is none that is known: what came oftenest, and of that the latest, when so many iterations before were what the
-    /// last ones are, in the same order, as there ever were.
-    pub(super) fn next(&mut self) -> Option<Option<u64>> {
+    /// The program that comes next: what came oftenest, and of that the latest, when so many iterations before were what the last ones
+    /// are, in the same order, as there ever were.
+    pub(super) fn next(&mut self) -> Foreseen {
         self.foreseen = self.foresee();
         self.foreseen
     }
@@ -51,7 +64,7 @@ impl Succession {
         self.proven >= PROVEN
     }
 
-    fn foresee(&self) -> Option<Option<u64>> {
+    fn foresee(&self) -> Foreseen {
         let past = &self.past[self.past.len().saturating_sub(PAST)..];
         let (mut came, mut most) = (Vec::new(), 1);
         for place in (0..past.len()).rev() {
@@ -69,7 +82,11 @@ impl Succession {
             }
         }
         let times = |program: &&Option<u64>| came.iter().filter(|other| other == program).count();
-        came.iter().rev().max_by_key(times).copied()
+        match came.iter().rev().max_by_key(times) {
+            None => Foreseen::Nothing,
+            Some(None) => Foreseen::Unknown,
+            Some(&Some(program)) => Foreseen::Program(program),
+        }
     }
 }
 
@@ -141,7 +158,7 @@ mod tests {
         let mut wrong = Vec::new();
         for at in 0..1000 {
             let program = if at % 100 == 99 { 9 } else { round[at % 100 % round.len()] };
-            if succession.next() != Some(Some(program)) {
+            if succession.next() != Foreseen::Program(program) {
                 wrong.push(at);
             }
             succession.push(Some(program));
@@ -166,13 +183,13 @@ mod tests {
     #[test]
     fn what_is_not_known_is_expected_like_what_is() {
         let mut succession = Succession::default();
-        assert_eq!(succession.next(), None);
+        assert_eq!(succession.next(), Foreseen::Nothing);
         [Some(1), None, Some(2), Some(1)].into_iter().for_each(|program| succession.push(program));
-        assert_eq!(succession.next(), Some(None));
+        assert_eq!(succession.next(), Foreseen::Unknown);
         succession.push(None);
-        assert_eq!(succession.next(), Some(Some(2)));
+        assert_eq!(succession.next(), Foreseen::Program(2));
         succession.push(Some(7));
-        assert_eq!(succession.next(), None);
+        assert_eq!(succession.next(), Foreseen::Nothing);
     }
 
     #[test]
