@@ -1,6 +1,7 @@
 """A PyTorch job, untouched or under Plimsoll: prints its losses and parameters, and what Plimsoll reports, as JSON."""
 
 import argparse
+import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -344,7 +345,7 @@ class Beside(threading.Thread):
         self.at_ends.append(self.turns - before)
 
 
-def main():
+def flags():
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget")
     parser.add_argument("--policy", type=pathlib.Path)
@@ -366,16 +367,11 @@ def main():
     parser.add_argument("--past-dispatcher", choices=["graphs", "addresses", "functions", "lists"])
     parser.add_argument("--shared", choices=["replicated", "sharded", "split"])
     parser.add_argument("--backend", default="gloo")
-    asked = parser.parse_args()
+    return parser.parse_args()
 
-    runtime = None
-    if asked.budget:
-        import plimsoll
 
-        runtime = plimsoll.Runtime(asked.budget, asked.policy, device=asked.device)
-        past_dispatcher.run, past_dispatcher.touch = plimsoll._compiled.run_as_region, plimsoll.touch
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+def make(asked):
+    """The model, and its optimizer."""
     between = {"graphs": DropOut, "addresses": ByAddress, "functions": Branch, "lists": OfLists}.get(asked.past_dispatcher)
     model = Model(asked.in_python, between, torch.cuda.Stream() if asked.streams else None).to(asked.device)
     if asked.compiled:
@@ -384,41 +380,67 @@ def main():
     if asked.shared:
         model = share_work(model, asked.shared, asked.device, asked.backend)
     adam = dict(lr=1e-3, fused=asked.fused or None)
-    optimizer = Hooked(model.parameters()) if asked.hooked else torch.optim.AdamW(model.parameters(), **adam)
+    return model, Hooked(model.parameters()) if asked.hooked else torch.optim.AdamW(model.parameters(), **adam)
+
+
+def train(asked, runtime, model, optimizer, beside):
+    """The losses, and what there is between two of them."""
     losses = []
     before_backward = (lambda: fork(runtime, asked.device)) if asked.forks else lambda: None
     if asked.saves:
         before_backward = lambda: losses.append(save(model, optimizer))
-    beside = None
-    if asked.beside:
-        beside = Beside()
-        beside.start()
-    count = Count() if asked.in_python else contextlib.nullcontext()
+    whole = asked.detect or asked.mark
+    with runtime.detect() if whole else contextlib.nullcontext() as loop:
+        for _ in range(asked.iterations):
+            guard = runtime.iteration() if runtime and not whole else contextlib.nullcontext()
+            if asked.mark:
+                loop.mark()
+            with beside.watch(guard) if beside else guard:
+                losses.append(train_step(model, optimizer, asked.device, before_backward, asked.sequence))
+    return losses
 
-    def train():
-        whole = asked.detect or asked.mark
-        with count, runtime.detect() if whole else contextlib.nullcontext() as loop:
-            for _ in range(asked.iterations):
-                guard = runtime.iteration() if runtime and not whole else contextlib.nullcontext()
-                if asked.mark:
-                    loop.mark()
-                with beside.watch(guard) if beside else guard:
-                    losses.append(train_step(model, optimizer, asked.device, before_backward, asked.sequence))
 
-    if asked.elsewhere:
-        loop = threading.Thread(target=train)
-        loop.start()
-        while loop.is_alive():
-            assert not runtime or runtime.report()["iterations"] <= asked.iterations
+def elsewhere(job, runtime, iterations):
+    """What `job` comes to in another thread, while this one looks at the report."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        came_to = pool.submit(job)
+        while not came_to.done():
+            assert not runtime or runtime.report()["iterations"] <= iterations
             time.sleep(0.01)
-    else:
-        train()
+        return came_to.result()
+
+
+def bits(model):
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         digest.update(bytes(tensor.cpu().contiguous().view(-1).view(torch.uint8).tolist()))
+    return digest.hexdigest()
+
+
+def main():
+    asked = flags()
+    runtime = None
+    if asked.budget:
+        import plimsoll
+
+        runtime = plimsoll.Runtime(asked.budget, asked.policy, device=asked.device)
+        past_dispatcher.run, past_dispatcher.touch = plimsoll._compiled.run_as_region, plimsoll.touch
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model, optimizer = make(asked)
+    beside = Beside() if asked.beside else None
+    if beside:
+        beside.start()
+    count = Count() if asked.in_python else contextlib.nullcontext()
+
+    def job():
+        with count:
+            return train(asked, runtime, model, optimizer, beside)
+
+    losses = elsewhere(job, runtime, asked.iterations) if asked.elsewhere else job()
     report = runtime.report() if runtime else None
-    found = {"losses": losses, "parameters": digest.hexdigest(), "report": report, "text": str(runtime)}
+    found = {"losses": losses, "parameters": bits(model), "report": report, "text": str(runtime)}
     if asked.in_python:
         found["operators"] = count.operators
     if asked.save_traces:
