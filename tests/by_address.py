@@ -4,6 +4,7 @@ Prints as JSON what has come of it, and how often something was evicted."""
 
 import contextlib
 import io
+import warnings
 
 import job
 import torch
@@ -179,10 +180,63 @@ def look_at_operators():
     return [slopes.sum().item(), scales[0].item(), [str(node.target) for node in split.graph.nodes]]
 
 
+def nest():
+    parts = [torch.randn(2 + place % 3, 2) for place in range(300)]
+    nested = torch.nested.nested_tensor(parts, requires_grad=True)
+    press(400)
+    turned = nested.transpose(1, 2)
+    press(400)
+    padded = torch.nested.to_padded_tensor((turned * 2).transpose(1, 2).contiguous(), 0.0)
+    press(400)
+    padded.square().sum().backward()
+    press(400)
+    return [padded.sum().item(), torch.nested.to_padded_tensor(nested.grad, 0.0).sum().item()]
+
+
+def draw_below():
+    values, highest = torch.randn(2048) * 1, torch.full((2048,), 9) * 1
+    press(400)
+    return [torch.randint_like(values, highest[7]).sum().item()]
+
+
+def grow():
+    values, grown = torch.randn(64, 64), torch.randn(2048) * 2
+    press(400)
+    with warnings.catch_warnings(action="ignore"):
+        torch.inner(values, values, out=grown)
+    press(400)
+    begun_empty = torch.empty(0)
+    torch.sin(grown, out=begun_empty)
+    doubled = begun_empty * 2
+    del begun_empty
+    press(400)
+    return [grown.sum().item(), doubled.sum().item()]
+
+
+def shrink():
+    values = torch.randn(2048, 3) * 2
+    with warnings.catch_warnings(action="ignore"):
+        torch.linalg.vector_norm(values, out=values)
+    press(400)
+    return [values.item()]
+
+
+def normalise_from_one_buffer():
+    norm = torch.nn.BatchNorm1d(1100)
+    buffer = torch.ones(4, 1100)
+    norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var = buffer.unbind()
+    before = buffer * 1
+    normalised = norm(torch.randn(8, 1100) * 3)
+    press(400)
+    normalised.sum().backward()
+    return [value.sum().item() for value in (before, normalised, buffer, norm.weight.grad)]
+
+
 def main():
     runtime, _ = job.begin(__doc__)
     uses = [change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption]
     uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize, change_what_is_saved, look_at_operators]
+    uses += [nest, draw_below, grow, shrink, normalise_from_one_buffer]
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():

@@ -50,7 +50,13 @@ def communicate(rank):
     parts, reduced = filled(7 + rank), torch.zeros(64, 64) - 1
     press()
     dist.reduce_scatter(reduced, parts)
-    return found + sums([reduced])
+    found += sums([reduced])
+
+    changed = torch.full((64, 64), 2.0) * 2
+    press()
+    # What is called then runs in a thread of the library's.
+    future = dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda _: changed.mul_(5).sum())
+    return found + [future.wait().item()] + sums([changed])
 
 
 def main():

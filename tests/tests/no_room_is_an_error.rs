@@ -6,11 +6,12 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use plimsoll_env::workload::bits;
+use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under, runtime};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, fast_link, one_at_a_time};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 const ROWS: i64 = 512;
 
@@ -151,4 +152,57 @@ fn a_second_loop_of_the_process_is_refused() {
     let mut other = Runtime::builder().budget(Budget::mebibytes(64)).link(fast_link()).build().unwrap();
     let _iteration = one.iteration();
     assert!(other.try_iteration().is_err());
+}
+
+/// What attention has seen, longer with each step, and what is pressed for room with in the end.
+fn generate(weights: &[Tensor], steps: i64) -> Result<Tensor, TchError> {
+    let on_cpu = (Kind::Float, Device::Cpu);
+    let mut seen: [Option<[Tensor; 2]>; 3] = Default::default();
+    let mut hidden = Tensor::f_randn([16, 64], on_cpu)?;
+    let mut said = hidden.f_slice(1, 0, 1, 1)?;
+    for _ in 0..steps {
+        for (weight, seen) in weights.iter().zip(&mut seen) {
+            let all = hidden.f_matmul(weight)?.f_view([16, 1, 3, 4, 16])?.f_permute([2, 0, 3, 1, 4])?;
+            let mut parts = all.f_unbind(0)?;
+            let (mut value, mut key) = (parts.remove(2), parts.remove(1));
+            if let Some([keys, values]) = seen.take() {
+                key = Tensor::f_cat(&[&keys, &key], 2)?;
+                value = Tensor::f_cat(&[&values, &value], 2)?;
+            }
+            let [none, query] = [None::<Tensor>, parts.pop()];
+            let query = query.expect("the first of three");
+            let attended = Tensor::f_scaled_dot_product_attention(&query, &key, &value, none, 0.0, false, None, false)?;
+            hidden = hidden.f_add(&attended.f_reshape([16, 64])?)?;
+            *seen = Some([key, value]);
+        }
+        hidden = hidden.f_layer_norm([64], None::<Tensor>, None::<Tensor>, 1e-5, false)?;
+        said = Tensor::f_cat(&[&said, &hidden.f_slice(1, 0, 1, 1)?], 1)?;
+    }
+    let more = (0..4).map(|_| Tensor::f_randn([256, 64], on_cpu)).collect::<Result<Vec<_>, _>>()?;
+    let mut all = more.iter().chain(seen.iter().flatten().flatten()).chain([&said]);
+    all.try_fold(hidden.f_sum(Kind::Float)?, |sum, other| sum.f_add(&other.f_sum(Kind::Float)?))
+}
+
+/// To remake the last of a chain its reruns would give up, one for another, what they had just remade: twice and more for each step.
+#[test]
+fn a_chain_that_every_step_reads_is_refused_before_long() {
+    let _running = one_at_a_time();
+    let _without_gradients = tch::no_grad_guard();
+    let session = plimsoll_tests::session();
+    let weights = [0; 3].map(|_| Tensor::randn([64, 192], (Kind::Float, Device::Cpu)) * 0.1);
+    let resident_bytes = session.live_bytes();
+    for room_bytes in [190_000, 230_000, 270_000, 310_000] {
+        let actions = ActionSet { swap: false, recompute: true };
+        let budget = Budget::bytes(resident_bytes + room_bytes);
+        let mut runtime = Runtime::builder().actions(actions).budget(budget).build().unwrap();
+        for _ in 0..2 {
+            let _iteration = runtime.iteration();
+            // It may be refused; within twice the work and more it would not be.
+            let _ = generate(&weights, 8);
+        }
+        let report = runtime.report();
+        println!("within {room_bytes} bytes: {} reruns, {} evictions", report.reruns, report.reactive_evictions);
+        assert!(report.reactive_evictions > 0, "everything fits");
+        assert!(report.reruns < 100_000, "{} reruns within {room_bytes} bytes", report.reruns);
+    }
 }

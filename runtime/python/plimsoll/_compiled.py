@@ -1,8 +1,10 @@
-"""Graphs that `torch.compile` made read tensors by their addresses. Each is a region: one operator to the runtime.
+"""Graphs that `torch.compile` made read tensors by their addresses. Each is a region: one operator to the runtime. So is a model that
+AOTInductor has packaged.
 
 Inductor, which makes them, is loaded only where a program compiles something; it is prepared when it is.
 """
 
+import functools
 import importlib.abc
 import importlib.util
 import re
@@ -120,6 +122,21 @@ class _WhenLoaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.loader.exec_module(module)
         _prepare_inductor(module)
 
+
+def _package_as_region(run):
+    # It says nothing of what it does with its inputs: it may write to them.
+    def run_package(package, inputs, *more):
+        if not _intercepted.is_under_way():
+            return run(package, inputs, *more)
+        enter = functools.partial(torch.ops.plimsoll.enter_region, [], _tensors(inputs), [], 0, "plimsoll::region_once")
+        return within(enter, lambda: run(package, inputs, *more), _tensors)
+
+    return run_package
+
+
+_package = torch._C._aoti.AOTIModelPackageLoader
+for _name in ("run", "boxed_run"):
+    setattr(_package, _name, _package_as_region(getattr(_package, _name)))
 
 _library = torch.library.Library("plimsoll", "FRAGMENT")
 _library.impl("region", _run_again, "CompositeExplicitAutograd")

@@ -17,4 +17,5 @@ def _as_before(operator):
 for _name in torch.ops.plimsoll.composites():
     _packet, _, _overload = _name.partition(".")
     _operator = getattr(getattr(torch.ops.aten, _packet), _overload or "default")
-    _operator.py_impl(DispatchKey.AutogradCPU)(_as_before(_operator))
+    for _key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA):
+        _operator.py_impl(_key)(_as_before(_operator))

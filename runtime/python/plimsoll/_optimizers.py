@@ -34,8 +34,9 @@ def _ends(lists):
 
 def _group_in_pieces(tensorlistlist, with_indices=False):
     groups = _group(tensorlistlist, with_indices)
-    # A dispatch mode counts, or takes over, the operators that there would have been.
-    is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    # A mode counts, or takes over, the operators that there would have been, or the functions.
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    is_watched = torch.compiler.is_compiling() or modes > 0
     if is_watched or not _intercepted.is_under_way():
         return groups
     # Of others it is not known that they work out each parameter by itself.

@@ -1,6 +1,11 @@
-"""Threads that a program starts stand by: what they use is there, though the iteration that evicts it is another thread's."""
+"""Threads that a program starts stand by: what they use is there, though the iteration that evicts it is another thread's. So do
+those that run what is to be done when processes have communicated, which libtorch starts.
+"""
 
+import functools
 import threading
+
+import torch
 
 from ._plimsoll import stand_by
 
@@ -30,3 +35,19 @@ def _start_standing_by(thread):
 
 
 threading.Thread.start = _start_standing_by
+
+
+def _calls_standing_by(register):
+    def register_standing_by(future, callback):
+        @functools.wraps(callback, updated=())
+        def stand_by_and_call(done):
+            stand_by()
+            return callback(done)
+
+        return register(future, stand_by_and_call)
+
+    return register_standing_by
+
+
+for _name in ("then", "add_done_callback"):
+    setattr(torch._C.Future, _name, _calls_standing_by(getattr(torch._C.Future, _name)))

@@ -450,6 +450,28 @@ fn compiled_layers_keep_every_bit() {
 }
 
 #[test]
+fn a_packaged_model_finds_what_it_reads() {
+    let Some(ground) = ground() else { return };
+    if !has_headers() {
+        return;
+    }
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packaged");
+    if made.exists() {
+        std::fs::remove_dir_all(&made).unwrap();
+    }
+    std::fs::create_dir(&made).unwrap();
+    let [package, cache] = ["teacher.pt2", "inductor"].map(|name| made.join(name).to_str().unwrap().to_owned());
+    let run = |flags: &str| {
+        let environment = [("PACKAGE", package.as_str()), ("TORCHINDUCTOR_CACHE_DIR", &cache)];
+        ground.start("packaged.py", flags, &environment).end().unwrap()
+    };
+    let untouched = run("");
+    for budget in ["--budget 440kB", "--budget 400kB"] {
+        assert_found(&run(budget), &untouched);
+    }
+}
+
+#[test]
 fn a_job_of_several_processes_keeps_every_bit_within_a_budget_of_each() {
     let Some(ground) = ground() else { return };
     // A part of each layer's parameters comes when the layer runs, and goes; all have all; some are split for good. Processes talk by
@@ -511,7 +533,7 @@ fn what_is_used_by_its_address_is_there() {
     let Some(ground) = ground() else { return };
     let run = |flags| ground.start("by_address.py", flags, &[]).end().unwrap();
     let untouched = run("");
-    for budget in ["--budget 200kB", "--budget 140kB"] {
+    for budget in ["--budget 200kB", "--budget 140kB", "--budget 300kB --recompute-alone"] {
         assert_found(&run(budget), &untouched);
     }
 }

@@ -164,10 +164,10 @@ void Call::find_accesses() {
     if (!plain) {
       not_replayable_ = "an input has no plain storage";
       uint32_t mode = argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ;
-      for (auto* part : sparse_storages(tensor)) access(part, mode, "a part of a sparse tensor");
+      for (auto* part : storages_of_parts(tensor)) access(part, mode, "a part of a tensor that is no plain one");
       if (!tensor->has_storage()) return;
     }
-    if (facts_.reads_shape_only(argument, *tensor)) return;
+    if (reads_shape_only(argument, *tensor)) return;
     access(tensor->unsafe_storage().unsafeGetStorageImpl(), mode_of(tensor, argument),
            plain ? facts_.locks : "not a plain strided tensor");
   };
@@ -184,6 +184,13 @@ void Call::find_accesses() {
     }
   }
   if (!facts_.writes) return;
+  for (size_t out : facts_.outs) {
+    for (size_t other : facts_.tensor_arguments) {
+      bool are_tensors = arguments_[out].isTensor() && arguments_[other].isTensor() && other != out;
+      if (are_tensors && arguments_[out].unsafeToTensorImpl() == arguments_[other].unsafeToTensorImpl())
+        not_replayable_ = "may change the sizes of what it reads";
+    }
+  }
   size_t written = 0;
   for (const auto& access : accesses_) written += access.mode == PLIMSOLL_WRITE || access.mode == PLIMSOLL_OVERWRITE;
   if (written > 1) not_replayable_ = "writes several storages at once";
@@ -212,7 +219,11 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
   if (index < storages_.size()) {
     // Read here and written there, or overwritten: what it held matters.
     uint32_t& seen = accesses_[index].mode;
-    if (seen != mode && seen != PLIMSOLL_SIDE_EFFECT && mode != PLIMSOLL_SIDE_EFFECT) seen = PLIMSOLL_WRITE;
+    if (seen != mode) {
+      if (seen == PLIMSOLL_SIDE_EFFECT || mode == PLIMSOLL_SIDE_EFFECT)
+        not_replayable_ = "batch-norm whose statistics share memory with what it reads";
+      seen = PLIMSOLL_WRITE;
+    }
     if (locked) accesses_[index].locked = locked;
     return;
   }

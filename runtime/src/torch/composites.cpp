@@ -1,5 +1,6 @@
 #include "composites.h"
 
+#include "entries.h"
 #include "interceptor.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -41,8 +42,34 @@ constexpr const char* kKeepAddresses[] = {"lstm.data",
                                           "ctc_loss.Tensor",
                                           "tensor_split.tensor_indices_or_sections",
                                           "_reshape_from_tensor"};
+// A view that does.
+constexpr const char* kNestedView = "_nested_view_from_buffer";
 // Those of their arguments.
-constexpr const char* kAddressed[] = {"batch_sizes", "input_lengths", "target_lengths", "tensor_indices_or_sections", "shape"};
+constexpr const char* kAddressed[] = {"batch_sizes",     "input_lengths", "target_lengths", "tensor_indices_or_sections",
+                                      "shape", "nested_size", "nested_strides", "offsets"};
+// They have a direct way to give what they are told to write more bytes, which no operator tells of. By gradients they are not defined.
+constexpr const char* kGrowing[] = {"inner.out",
+                                    "kron.out",
+                                    "matmul.out",
+                                    "tensordot.out",
+                                    "chain_matmul.out",
+                                    "matrix_power.out",
+                                    "nuclear_norm.out",
+                                    "nuclear_norm.dim_out",
+                                    "linalg_matmul.out",
+                                    "linalg_cond.out",
+                                    "linalg_cond.p_str_out",
+                                    "linalg_matrix_norm.out",
+                                    "linalg_matrix_norm.str_ord_out",
+                                    "linalg_matrix_power.out",
+                                    "linalg_matrix_rank.out",
+                                    "linalg_matrix_rank.atol_rtol_tensor_out",
+                                    "linalg_matrix_rank.out_tol_tensor",
+                                    "linalg_matrix_rank.atol_rtol_float_out",
+                                    "linalg_pinv.out",
+                                    "linalg_pinv.atol_rtol_float_out",
+                                    "linalg_pinv.out_rcond_tensor",
+                                    "linalg_tensorinv.out"};
 
 template <size_t count>
 bool is_among(const char* const (&names)[count], const std::string& name) {
@@ -63,6 +90,12 @@ bool is_of_integers(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && at::isIntegralType(tensor.scalar_type(), false);
 }
 
+// It stays from now on. No mode of the program's need know.
+void keep(const at::Storage& storage) {
+  static auto keep = c10::Dispatcher::singleton().findSchemaOrThrow("plimsoll::keep", "").typed<void(const at::Storage&)>();
+  keep.redispatch(c10::DispatchKeySet(kInterceptorKey), storage);
+}
+
 void run_composite(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
@@ -73,7 +106,7 @@ void run_as_one(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   handle.callBoxed(stack);
 }
 
-void run_max_pool(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+void run_as_one_unseen(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
   if (!is_intercepted() || is_looked_at(arguments)) return run_composite(handle, stack);
   run_as_one(handle, stack);
@@ -92,32 +125,42 @@ thread_local size_t keeping = 0;
 std::vector<std::string> composites() {
   std::vector<std::string> names = {kMaxPool};
   names.insert(names.end(), kAsOne, std::end(kAsOne));
+  names.insert(names.end(), kGrowing, std::end(kGrowing));
   names.insert(names.end(), kKeepAddresses, std::end(kKeepAddresses));
   return names;
 }
 
 TORCH_LIBRARY_FRAGMENT(plimsoll, library) { library.def("composites() -> str[]", &composites); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  library.impl(kMaxPool, torch::CppFunction::makeFromBoxedFunction<&run_max_pool>());
+  library.impl(kMaxPool, torch::CppFunction::makeFromBoxedFunction<&run_as_one_unseen>());
+  for (const char* name : kGrowing) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one_unseen>());
   for (const char* name : kAsOne) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one>());
   for (const char* name : kKeepAddresses)
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_addresses_kept>());
 }
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  for (const char* name : kGrowing) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one_unseen>());
+}
 
 }  // namespace
 
-bool runs_as_one(const std::string& name) { return name == kMaxPool || is_among(kAsOne, name); }
-bool keeps_addresses(const std::string& name) { return is_among(kKeepAddresses, name); }
+bool runs_as_one(const std::string& name) { return name == kMaxPool || is_among(kAsOne, name) || is_among(kGrowing, name); }
+bool keeps_addresses(const std::string& name) { return name == kNestedView || is_among(kKeepAddresses, name); }
+
+void keep_parts(const c10::IValue& made) {
+  if (made.isList())
+    for (const c10::IValue& element : made.toListRef()) keep_parts(element);
+  if (!made.isTensor() || !is_nested(made.toTensor().key_set())) return;
+  for (auto* part : storages_of_parts(made.unsafeToTensorImpl())) keep(Storage::reclaim_copy(part));
+}
 
 KeptAddresses::KeptAddresses(const c10::OperatorHandle& composite, const c10::IValue* arguments) {
-  static auto keep = c10::Dispatcher::singleton().findSchemaOrThrow("plimsoll::keep", "").typed<void(const at::Storage&)>();
   const auto& declared = composite.schema().arguments();
   for (size_t index = 0; index < declared.size(); ++index) {
     if (!arguments[index].isTensor() || !is_among(kAddressed, declared[index].name())) continue;
     const at::Tensor& tensor = arguments[index].toTensor();
-    // No mode of the program's need know.
     if (is_of_integers(tensor) && has_plain_storage(tensor.unsafeGetTensorImpl()))
-      keep.redispatch(c10::DispatchKeySet(kInterceptorKey), tensor.storage());
+      keep(tensor.storage());
   }
   ++keeping;
 }

@@ -1,4 +1,4 @@
-// Operators of libtorch that call others, and go by the addresses of tensors themselves, which no operator tells of.
+// Operators of libtorch that call others, or none, and go by the addresses of tensors themselves, which no operator tells of.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -25,6 +25,9 @@ class KeptAddresses {
   KeptAddresses(const KeptAddresses&) = delete;
   KeptAddresses& operator=(const KeptAddresses&) = delete;
 };
+
+// Has what a nested tensor goes by stay for good, where there is one in it.
+void keep_parts(const c10::IValue& made);
 
 // Whether what an operator of this thread has made is to stay: a composite may have its address. By the first of its results.
 bool are_kept(const c10::IValue& first_result);

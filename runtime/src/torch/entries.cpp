@@ -135,7 +135,14 @@ PlimsollEntry Entries::find_with_lock(c10::StorageImpl* storage) {
 PlimsollEntry Entries::find_without_header(c10::StorageImpl* storage) {
   if (is_unknown(storage)) return 0;
   auto found = listed_.find(storage);
-  return found == listed_.end() ? 0 : found->second;
+  if (found == listed_.end()) return 0;
+  PlimsollEntry number = found->second;
+  // It was empty, and has got bytes since.
+  if (set_owner(storage->data_ptr(), number)) {
+    slot(number).is_listed = false;
+    listed_.erase(found);
+  }
+  return number;
 }
 
 bool Entries::borrow_unless_known(c10::StorageImpl* storage) {

@@ -8,6 +8,7 @@
 #include "unboxed.h"
 
 #include <ATen/ATen.h>
+#include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -101,6 +102,18 @@ void run_in_python(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   (*c10::impl::getGlobalPyInterpreter())->dispatch(handle, stack);
 }
 
+// A view, or a composite, which calls others. What nested tensors go by stays from when they are made.
+void run_transparent(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  std::optional<KeptAddresses> kept;
+  if (C10_UNLIKELY(facts.keeps_addresses)) kept.emplace(facts.handle, torch::jit::last(*stack, facts.arguments.size()).data());
+  {
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> by_itself;
+    if (C10_UNLIKELY(facts.is_view && is_nested(keys))) by_itself.emplace(kNotIntercepted);
+    facts.handle.redispatchBoxed(keys, stack);
+  }
+  for (const c10::IValue& result : torch::jit::last(*stack, facts.returns)) keep_parts(result);
+}
+
 void run_whole(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::IValue* arguments = torch::jit::last(*stack, facts.arguments.size()).data();
   Call(facts, keys, arguments).run([] {}, [&] {
@@ -132,12 +145,7 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
   if (C10_UNLIKELY(is_taken_over(keys))) return run_in_python(handle, keys, stack);
   if (C10_UNLIKELY(!is_in_use())) return handle.redispatchBoxed(keys, stack);
   const OperatorFacts& facts = facts_table.of(handle);
-  if (facts.is_transparent) {
-    std::optional<KeptAddresses> kept;
-    if (C10_UNLIKELY(facts.keeps_addresses)) kept.emplace(handle, torch::jit::last(*stack, facts.arguments.size()).data());
-    handle.redispatchBoxed(keys, stack);
-    return;
-  }
+  if (facts.is_transparent) return run_transparent(facts, keys, stack);
   // Whatever happens from here on is the interceptor's own or inside the operator.
   c10::impl::ExcludeDispatchKeyGuard not_again(kNotIntercepted);
   if (C10_UNLIKELY(!facts.lists.empty())) {
@@ -206,7 +214,7 @@ TORCH_LIBRARY_IMPL(aten, BackendSelect, library) { library.impl("_local_scalar_d
 
 }  // namespace
 
-c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor) {
+c10::SmallVector<c10::StorageImpl*, 3> storages_of_parts(c10::TensorImpl* tensor) {
   c10::SmallVector<c10::StorageImpl*, 3> storages;
   auto add = [&](const at::Tensor& part) {
     if (part.defined() && part.has_storage()) storages.push_back(part.storage().unsafeGetStorageImpl());
@@ -220,6 +228,11 @@ c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor) 
     add(sparse->compressed_indices());
     add(sparse->plain_indices());
     add(sparse->values());
+  } else if (tensor->key_set().has(c10::DispatchKey::NestedTensor)) {
+    auto* nested = static_cast<at::native::NestedTensorImpl*>(tensor);
+    add(nested->get_nested_sizes());
+    add(nested->get_nested_strides());
+    add(nested->get_storage_offsets());
   }
   return storages;
 }

@@ -20,6 +20,9 @@ constexpr c10::DispatchKeySet kNotIntercepted({kInterceptorKey, c10::DispatchKey
 // Whether the program's Python code takes over an operator with these keys.
 inline bool is_taken_over(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::Python); }
 
+// Whether an operator with these keys works on nested tensors, which go by addresses of integers.
+inline bool is_nested(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::NestedTensor); }
+
 // Runs an operator whose arguments are on a stack, and tells Rust.
 void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
@@ -31,8 +34,8 @@ inline bool has_plain_storage(const c10::TensorImpl* tensor) {
   return !tensor->key_set().has_any(odd) && tensor->unsafe_storage();
 }
 
-// The storages that a sparse tensor consists of; none of any other.
-c10::SmallVector<c10::StorageImpl*, 3> sparse_storages(c10::TensorImpl* tensor);
+// The storages that a sparse tensor consists of, and those that hold the sizes and places of a nested one's parts; none of any other.
+c10::SmallVector<c10::StorageImpl*, 3> storages_of_parts(c10::TensorImpl* tensor);
 
 // Whether operators of this thread are intercepted, and there is somebody to tell.
 bool is_intercepted();

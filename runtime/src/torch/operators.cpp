@@ -16,7 +16,7 @@ using Names = std::unordered_set<std::string>;
 const Names kUndeclaredViews = {"_unsafe_view",  "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes",
                                 "lift",          "sym_size",     "sym_numel",    "sym_stride",
                                 "sym_storage_offset", "is_same_size"};
-// They read the shape of their tensor argument, never its bytes.
+// They read the shape of their first argument, never its bytes.
 const Names kShapeOnly = {"empty_like", "zeros_like",  "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
                           "new_empty",  "new_zeros",   "new_ones",  "new_full",  "new_empty_strided"};
 // They replace what their first argument holds without reading it.
@@ -100,7 +100,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   text = schema.overload_name().empty() ? qualified : qualified + "." + schema.overload_name();
   returns = schema.returns().size();
 
-  bool is_batch_norm = kBatchNorm.count(bare) > 0;
+  bool is_batch_norm = kBatchNorm.count(bare) > 0, reads_shape = kShapeOnly.count(bare) > 0;
   bool foreign = space != "aten" && space != "prims" && space != "plimsoll";
   bool communicates = space.find("c10d") != std::string::npos || bare == "communicating_region";
   // It goes on when the operator has returned.
@@ -121,6 +121,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     argument.is_optional = declared.type()->kind() == c10::TypeKind::OptionalType;
     bool declared_write = declared.alias_info() && declared.alias_info()->isWrite();
     declared_write |= hidden_write != kUndeclaredWrites.end() && hidden_write->second == declared.name();
+    argument.is_of_shape = index == 0 && reads_shape;
     bool statistic = is_batch_norm && (declared.name() == "running_mean" || declared.name() == "running_var");
     argument.is_running_statistic = statistic;
     bool may_be_written = declared_write || communicates || argument.kind == Argument::Opaque;
@@ -129,6 +130,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     opaque |= argument.kind == Argument::Opaque;
     takes_storage |= argument.kind == Argument::Storage;
     writes |= argument.is_written;
+    if (argument.is_written && declared.kwarg_only()) outs.push_back(index);
     if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);
     if (without_optional(declared.type())->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(index);
     if (argument.kind != Argument::Value) tensor_arguments.push_back(index);
@@ -139,15 +141,14 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     arguments.push_back(argument);
   }
 
-  bool is_view = kUndeclaredViews.count(bare) > 0;
+  is_view = kUndeclaredViews.count(bare) > 0;
   for (const auto& result : schema.returns()) is_view |= result.alias_info() && !result.alias_info()->isWrite();
   std::string overload = text.substr(space.size() + 2);
   bool is_composite = !runs_as_one(overload) && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
-  keeps_addresses = is_composite && plimsoll::keeps_addresses(overload);
   is_transparent = is_composite || (is_view && !writes);
+  keeps_addresses = is_transparent && plimsoll::keeps_addresses(overload);
   is_random = handle.hasTag(at::Tag::nondeterministic_seeded);
-  reads_shapes = kShapeOnly.count(bare) > 0;
 
   bool has_tensor = false;
   for (const auto& argument : arguments) has_tensor |= argument.kind == Argument::Tensor;
@@ -162,7 +163,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   } else if (bare.find("empty") != std::string::npos) {
     not_replayable = "its bytes are undefined";
   }
-  is_factory = !has_tensor || reads_shapes;
+  is_factory = !has_tensor || reads_shape;
 }
 
 }  // namespace plimsoll

@@ -21,6 +21,7 @@ struct Argument {
   bool is_overwritten = false;   // all its bytes are replaced without being read, if the view covers the storage
   bool is_running_statistic = false;
   bool is_optional = false;
+  bool is_of_shape = false;      // only its shape is read
 };
 
 struct OperatorFacts {
@@ -32,13 +33,14 @@ struct OperatorFacts {
   std::vector<size_t> tensor_arguments;  // those of another kind than Value
   std::vector<size_t> lists;             // of an operator that works out each place of its lists by itself: those
   bool ends_with_steps = false;          // fused optimizers: the last of them is of how many steps each parameter has taken
+  std::vector<size_t> outs;              // where a caller says that results are to go
   size_t returns = 0;
   int training_argument = -1;    // batch-norm: the flag that makes it write its statistics; -1 where it always does
   int generator_argument = -1;
+  bool is_view = false;          // its results stand where its argument does
   bool is_transparent = false;   // a view or a composite: nothing to intercept
-  bool keeps_addresses = false;  // a composite that has the address of integers: see composites.h
+  bool keeps_addresses = false;  // one of these that has the address of integers: see composites.h
   bool is_random = false;
-  bool reads_shapes = false;     // of its tensors it reads the shapes alone
   bool reads_storage = false;    // a storage among its arguments is read
   bool is_factory = false;       // makes its result from nothing but numbers: a program may fill it in past the dispatcher
   bool writes = false;           // any argument is written, statistics aside
@@ -46,12 +48,12 @@ struct OperatorFacts {
   const char* locks = nullptr;   // why the storages that it uses or makes must stay from then on
 
   explicit OperatorFacts(const c10::OperatorHandle& operator_handle);
-
-  // Whether the operator reads of that argument, which has a storage, only the shape: of what has no bytes there is no more, and
-  // it may go without anybody's notice.
-  bool reads_shape_only(const Argument& argument, const c10::TensorImpl& tensor) const {
-    return reads_shapes || (!argument.is_written && tensor.unsafe_storage().nbytes() == 0);
-  }
 };
+
+// Whether of that argument, which has a storage, only the shape is read: of what has no bytes there is no more, and it may go without
+// anybody's notice.
+inline bool reads_shape_only(const Argument& argument, const c10::TensorImpl& tensor) {
+  return argument.is_of_shape || (!argument.is_written && tensor.unsafe_storage().nbytes() == 0);
+}
 
 }  // namespace plimsoll

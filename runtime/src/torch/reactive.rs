@@ -4,6 +4,7 @@
 //! estimated here: a storage idle for so long is expected to stay idle for as long again (Lindy's rule), and copies
 //! hide behind nothing.
 
+use super::ancestry::VersionId;
 use super::residency::{Ending, Fault, Live, Place, Residency};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
@@ -14,6 +15,9 @@ use crate::observation::{Candidate, FEATURES, Pressure};
 use crate::plan::{Action, ActionSet};
 use crate::policy::{Choice, Policy};
 
+/// How often one rebuild may give up the same of what its reruns will read. Each time it is made anew, with all that this takes; without
+/// end that is twice and more the work for each step of a chain.
+const GIVEN_UP_MAX: u32 = 4;
 /// Reruns looked at when a candidate's recompute time is estimated.
 const ANCESTORS_MAX: usize = 256;
 
@@ -206,13 +210,15 @@ impl Residency {
         }
     }
 
-    /// Releases what reruns to come will have to make again.
+    /// Releases what reruns to come will have to make again; not what was made again for them often enough: there is no room.
     fn release_cheapest_expected(&mut self) -> Result<bool, Fault> {
+        let times = |version: &VersionId| self.given_up.get(version).copied().unwrap_or(0);
         let unread = self.beside.iter().copied().filter(|&version| self.ancestry.version(version).wanted == 0);
-        match unread.min_by_key(|&version| self.rebuild_ns(version).1) {
-            Some(version) => self.release(version).map(|()| true),
-            None => Ok(false),
-        }
+        let cheapest =
+            unread.filter(|version| times(version) < GIVEN_UP_MAX).min_by_key(|&version| self.rebuild_ns(version).1);
+        let Some(version) = cheapest else { return Ok(false) };
+        *self.given_up.entry(version).or_default() += 1;
+        self.release(version).map(|()| true)
     }
 
     /// Releases what was brought back early and is not in use: its copy is still there.
@@ -363,7 +369,7 @@ impl Residency {
     }
 
     /// Time of the version's maker, and of everything that would have to run again to restore it.
-    pub(super) fn rebuild_ns(&self, version: super::ancestry::VersionId) -> (u64, u64) {
+    pub(super) fn rebuild_ns(&self, version: VersionId) -> (u64, u64) {
         let (mut own_ns, mut total_ns) = (0, 0);
         let mut seen = Vec::with_capacity(8);
         let mut next = 0;

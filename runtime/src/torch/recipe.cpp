@@ -148,7 +148,7 @@ class Geometry {
     auto sizes = tensor->sizes(), strides = tensor->strides();
     size_t dims = sizes.size();
     bool contiguous = tensor->storage_offset() == 0 && is_plain(sizes, strides);
-    bool shape = facts_.reads_shape_only(argument, *tensor);
+    bool shape = reads_shape_only(argument, *tensor);
     uint64_t* start = words.room(2 * dims + 3);
     uint64_t* word = start;
     *word++ = as_word({shape ? Shape : View, contiguous, dims, type, key_sets.number(tensor->key_set()),
@@ -456,7 +456,7 @@ bool collect_created(const c10::IValue* results, size_t count, c10::ArrayRef<c10
     if (tensor == c10::UndefinedTensorImpl::singleton() || tensor->is_meta()) return;
     if (!has_plain_storage(tensor)) {
       plain = false;
-      for (auto* part : sparse_storages(tensor)) add(part);
+      for (auto* part : storages_of_parts(tensor)) add(part);
       return;
     }
     add(tensor->unsafe_storage().unsafeGetStorageImpl());

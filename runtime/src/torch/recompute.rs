@@ -228,6 +228,9 @@ impl Residency {
         let maker = self.ancestry.version(frame.version).maker;
         let maker = maker.ok_or_else(|| Fault::Broken(format!("{:?} is a lost root", frame.version)))?;
         frame.maker = Some(maker);
+        if self.rebuilds == 0 {
+            self.given_up.clear();
+        }
         self.rebuilds += 1;
         let inputs: Vec<VersionId> = self.ancestry.inputs(maker).iter().flatten().copied().collect();
         for input in inputs {

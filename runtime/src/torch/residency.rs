@@ -4,7 +4,7 @@
 //! operator finds its inputs resident under either, so a program that leaves its plan merely changes drivers. Nothing
 //! here decides what to evict. How bytes leave and come back is in `swap.rs` and `recompute.rs`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::ancestry::{Ancestry, Custody, MakerId, VersionId};
@@ -157,6 +157,8 @@ pub(crate) struct Residency {
     pub(super) unreleased: VecDeque<Entry>,
     pub(crate) swaps: Swaps,
     pub(super) rebuilds: u32,
+    /// How often what reruns to come will read was given up, since there was no rebuild under way.
+    pub(super) given_up: HashMap<VersionId, u32>,
     pub(crate) ending: Ending,
     /// Whether the line does not count: restoring everything takes more than the budget.
     pub(crate) exempt: bool,
@@ -192,6 +194,7 @@ impl Residency {
             unreleased: VecDeque::new(),
             swaps: Swaps::default(),
             rebuilds: 0,
+            given_up: HashMap::new(),
             ending: Ending::No,
             exempt: false,
             prune_at: MAKERS_MIN,

@@ -125,7 +125,7 @@ struct Kernel<Operator, Result(Arguments...)> {
 
   // Of what has nothing to be intercepted.
   static Result pass(c10::DispatchKeySet keys, Arguments... arguments) {
-    if (C10_UNLIKELY(is_taken_over(keys))) return run_boxed(keys, std::forward<Arguments>(arguments)...);
+    if (C10_UNLIKELY(is_taken_over(keys) || is_nested(keys))) return run_boxed(keys, std::forward<Arguments>(arguments)...);
     return Operator::redispatch(keys & kBelowInterceptor, std::forward<Arguments>(arguments)...);
   }
 
