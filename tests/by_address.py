@@ -210,7 +210,7 @@ def grow():
     doubled = begun_empty * 2
     del begun_empty
     press(400)
-    return [grown.sum().item(), doubled.sum().item()]
+    return [grown.sum().item(), grown._version, doubled.sum().item()]
 
 
 def shrink():

@@ -125,18 +125,19 @@ class _WhenLoaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _package_as_region(run):
     # It says nothing of what it does with its inputs: it may write to them.
-    def run_package(package, inputs, *more):
+    def run_package(package, inputs, *more, **named):
         if not _intercepted.is_under_way():
-            return run(package, inputs, *more)
+            return run(package, inputs, *more, **named)
         enter = functools.partial(torch.ops.plimsoll.enter_region, [], _tensors(inputs), [], 0, "plimsoll::region_once")
-        return within(enter, lambda: run(package, inputs, *more), _tensors)
+        return within(enter, lambda: run(package, inputs, *more, **named), _tensors)
 
     return run_package
 
 
-_package = torch._C._aoti.AOTIModelPackageLoader
-for _name in ("run", "boxed_run"):
-    setattr(_package, _name, _package_as_region(getattr(_package, _name)))
+for _kind in ("PackageLoader", "ContainerRunnerCpu", "ContainerRunnerCuda"):
+    _package = getattr(torch._C._aoti, f"AOTIModel{_kind}", None)
+    for _name in {"run", "boxed_run"} & vars(_package).keys() if _package else ():
+        setattr(_package, _name, _package_as_region(getattr(_package, _name)))
 
 _library = torch.library.Library("plimsoll", "FRAGMENT")
 _library.impl("region", _run_again, "CompositeExplicitAutograd")

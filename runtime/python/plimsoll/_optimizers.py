@@ -9,6 +9,8 @@ import sys
 
 import torch
 from torch.optim import Optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from . import _intercepted
 
@@ -35,9 +37,9 @@ def _ends(lists):
 def _group_in_pieces(tensorlistlist, with_indices=False):
     groups = _group(tensorlistlist, with_indices)
     # A mode counts, or takes over, the operators that there would have been, or the functions.
-    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    is_watched = torch.compiler.is_compiling() or modes > 0
-    if is_watched or not _intercepted.is_under_way():
+    modes = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if is_watched or modes or not _intercepted.is_under_way():
         return groups
     # Of others it is not known that they work out each parameter by itself.
     if not sys._getframe(1).f_globals["__name__"].startswith("torch.optim."):

@@ -38,7 +38,10 @@ threading.Thread.start = _start_standing_by
 
 
 def _calls_standing_by(register):
-    def register_standing_by(future, callback):
+    def register_standing_by(future, callback, /):
+        if not callable(callback):
+            return register(future, callback)
+
         @functools.wraps(callback, updated=())
         def stand_by_and_call(done):
             stand_by()

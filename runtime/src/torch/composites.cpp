@@ -47,7 +47,7 @@ constexpr const char* kNestedView = "_nested_view_from_buffer";
 // Those of their arguments.
 constexpr const char* kAddressed[] = {"batch_sizes",     "input_lengths", "target_lengths", "tensor_indices_or_sections",
                                       "shape", "nested_size", "nested_strides", "offsets"};
-// They have a direct way to give what they are told to write more bytes, which no operator tells of. By gradients they are not defined.
+// They have a direct way to give what they are told to write more bytes, which no operator tells of.
 constexpr const char* kGrowing[] = {"inner.out",
                                     "kron.out",
                                     "matmul.out",
@@ -106,7 +106,7 @@ void run_as_one(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   handle.callBoxed(stack);
 }
 
-void run_as_one_unseen(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+void run_max_pool(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
   if (!is_intercepted() || is_looked_at(arguments)) return run_composite(handle, stack);
   run_as_one(handle, stack);
@@ -132,20 +132,22 @@ std::vector<std::string> composites() {
 
 TORCH_LIBRARY_FRAGMENT(plimsoll, library) { library.def("composites() -> str[]", &composites); }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  library.impl(kMaxPool, torch::CppFunction::makeFromBoxedFunction<&run_as_one_unseen>());
-  for (const char* name : kGrowing) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one_unseen>());
+  library.impl(kMaxPool, torch::CppFunction::makeFromBoxedFunction<&run_max_pool>());
+  for (const char* name : kGrowing) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_addresses_kept>());
   for (const char* name : kAsOne) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one>());
   for (const char* name : kKeepAddresses)
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_addresses_kept>());
 }
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
-  for (const char* name : kGrowing) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_one_unseen>());
+  for (const char* name : kGrowing) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_addresses_kept>());
 }
 
 }  // namespace
 
-bool runs_as_one(const std::string& name) { return name == kMaxPool || is_among(kAsOne, name) || is_among(kGrowing, name); }
-bool keeps_addresses(const std::string& name) { return name == kNestedView || is_among(kKeepAddresses, name); }
+bool runs_as_one(const std::string& name) { return name == kMaxPool || is_among(kAsOne, name); }
+bool keeps_addresses(const std::string& name) {
+  return name == kNestedView || is_among(kKeepAddresses, name) || is_among(kGrowing, name);
+}
 
 void keep_parts(const c10::IValue& made) {
   if (made.isList())
@@ -157,10 +159,11 @@ void keep_parts(const c10::IValue& made) {
 KeptAddresses::KeptAddresses(const c10::OperatorHandle& composite, const c10::IValue* arguments) {
   const auto& declared = composite.schema().arguments();
   for (size_t index = 0; index < declared.size(); ++index) {
-    if (!arguments[index].isTensor() || !is_among(kAddressed, declared[index].name())) continue;
+    if (!arguments[index].isTensor()) continue;
     const at::Tensor& tensor = arguments[index].toTensor();
-    if (is_of_integers(tensor) && has_plain_storage(tensor.unsafeGetTensorImpl()))
-      keep(tensor.storage());
+    bool is_addressed = is_among(kAddressed, declared[index].name()) && is_of_integers(tensor);
+    bool may_grow = declared[index].kwarg_only() && tensor.defined() && !tensor.is_meta();
+    if ((is_addressed || may_grow) && has_plain_storage(tensor.unsafeGetTensorImpl())) keep(tensor.storage());
   }
   ++keeping;
 }

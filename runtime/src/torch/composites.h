@@ -13,11 +13,11 @@ constexpr const char* kKept = "its address is kept by an operator that calls oth
 // Reads or writes bytes where it calls no operator: it is made one operator.
 bool runs_as_one(const std::string& name);
 
-// Has the address of integers among its arguments, lengths say, while it calls operators.
+// Has the address of integers among its arguments, lengths say, while it calls operators, or has what it is told to write grow then.
 bool keeps_addresses(const std::string& name);
 
-// As long as there is one, this thread is in such a composite, of these arguments: the integers among them are brought back if they are
-// away, and stay for good. So do those that operators make meanwhile.
+// As long as there is one, this thread is in such a composite, of these arguments: those among them are brought back if they are away,
+// and stay for good. So do those that operators make meanwhile.
 class KeptAddresses {
  public:
   KeptAddresses(const c10::OperatorHandle& composite, const c10::IValue* arguments);

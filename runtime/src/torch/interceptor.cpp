@@ -102,10 +102,13 @@ void run_in_python(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   (*c10::impl::getGlobalPyInterpreter())->dispatch(handle, stack);
 }
 
-// A view, or a composite, which calls others. What nested tensors go by stays from when they are made.
+// A view, or a composite, which calls others. What nested tensors go by stays from when they are made, or seen.
 void run_transparent(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  auto arguments = torch::jit::last(*stack, facts.arguments.size());
   std::optional<KeptAddresses> kept;
-  if (C10_UNLIKELY(facts.keeps_addresses)) kept.emplace(facts.handle, torch::jit::last(*stack, facts.arguments.size()).data());
+  if (C10_UNLIKELY(facts.keeps_addresses)) kept.emplace(facts.handle, arguments.data());
+  if (C10_UNLIKELY(is_nested(keys)))
+    for (const c10::IValue& argument : arguments) keep_parts(argument);
   {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> by_itself;
     if (C10_UNLIKELY(facts.is_view && is_nested(keys))) by_itself.emplace(kNotIntercepted);
@@ -219,17 +222,15 @@ c10::SmallVector<c10::StorageImpl*, 3> storages_of_parts(c10::TensorImpl* tensor
   auto add = [&](const at::Tensor& part) {
     if (part.defined() && part.has_storage()) storages.push_back(part.storage().unsafeGetStorageImpl());
   };
-  if (tensor->key_set().has(c10::DispatchKey::Sparse)) {
-    auto* sparse = static_cast<at::SparseTensorImpl*>(tensor);
+  // What has the keys of one need not be one, but a class of the program's that stands for it.
+  if (auto* sparse = dynamic_cast<at::SparseTensorImpl*>(tensor)) {
     add(sparse->indices());
     add(sparse->values());
-  } else if (tensor->key_set().has(c10::DispatchKey::SparseCsr)) {
-    auto* sparse = static_cast<at::SparseCsrTensorImpl*>(tensor);
-    add(sparse->compressed_indices());
-    add(sparse->plain_indices());
-    add(sparse->values());
-  } else if (tensor->key_set().has(c10::DispatchKey::NestedTensor)) {
-    auto* nested = static_cast<at::native::NestedTensorImpl*>(tensor);
+  } else if (auto* compressed = dynamic_cast<at::SparseCsrTensorImpl*>(tensor)) {
+    add(compressed->compressed_indices());
+    add(compressed->plain_indices());
+    add(compressed->values());
+  } else if (auto* nested = dynamic_cast<at::native::NestedTensorImpl*>(tensor)) {
     add(nested->get_nested_sizes());
     add(nested->get_nested_strides());
     add(nested->get_storage_offsets());

@@ -141,12 +141,13 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     arguments.push_back(argument);
   }
 
-  is_view = kUndeclaredViews.count(bare) > 0;
-  for (const auto& result : schema.returns()) is_view |= result.alias_info() && !result.alias_info()->isWrite();
+  bool is_alias = kUndeclaredViews.count(bare) > 0;
+  for (const auto& result : schema.returns()) is_alias |= result.alias_info() && !result.alias_info()->isWrite();
   std::string overload = text.substr(space.size() + 2);
   bool is_composite = !runs_as_one(overload) && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
-  is_transparent = is_composite || (is_view && !writes);
+  is_view = is_alias && !writes && !is_composite;
+  is_transparent = is_composite || is_view;
   keeps_addresses = is_transparent && plimsoll::keeps_addresses(overload);
   is_random = handle.hasTag(at::Tag::nondeterministic_seeded);
 

@@ -37,7 +37,7 @@ struct OperatorFacts {
   size_t returns = 0;
   int training_argument = -1;    // batch-norm: the flag that makes it write its statistics; -1 where it always does
   int generator_argument = -1;
-  bool is_view = false;          // its results stand where its argument does
+  bool is_view = false;          // its results stand where its argument does, and it calls no other
   bool is_transparent = false;   // a view or a composite: nothing to intercept
   bool keeps_addresses = false;  // one of these that has the address of integers: see composites.h
   bool is_random = false;
