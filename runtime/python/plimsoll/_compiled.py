@@ -139,6 +139,7 @@ for _kind in ("PackageLoader", "ContainerRunnerCpu", "ContainerRunnerCuda"):
     for _name in {"run", "boxed_run"} & vars(_package).keys() if _package else ():
         setattr(_package, _name, _package_as_region(getattr(_package, _name)))
 
+
 _library = torch.library.Library("plimsoll", "FRAGMENT")
 _library.impl("region", _run_again, "CompositeExplicitAutograd")
 if _INDUCTOR in sys.modules:

@@ -45,8 +45,8 @@ constexpr const char* kKeepAddresses[] = {"lstm.data",
 // A view that does.
 constexpr const char* kNestedView = "_nested_view_from_buffer";
 // Those of their arguments.
-constexpr const char* kAddressed[] = {"batch_sizes",     "input_lengths", "target_lengths", "tensor_indices_or_sections",
-                                      "shape", "nested_size", "nested_strides", "offsets"};
+constexpr const char* kAddressed[] = {"batch_sizes", "input_lengths", "target_lengths", "tensor_indices_or_sections",
+                                      "shape",       "nested_size",   "nested_strides", "offsets"};
 // They have a direct way to give what they are told to write more bytes, which no operator tells of.
 constexpr const char* kGrowing[] = {"inner.out",
                                     "kron.out",

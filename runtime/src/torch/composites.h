@@ -16,8 +16,8 @@ bool runs_as_one(const std::string& name);
 // Has the address of integers among its arguments, lengths say, while it calls operators, or has what it is told to write grow then.
 bool keeps_addresses(const std::string& name);
 
-// As long as there is one, this thread is in such a composite, of these arguments: those among them are brought back if they are away,
-// and stay for good. So do those that operators make meanwhile.
+// As long as there is one, this thread is in such an operator, of these arguments: the integers that it has the address of, and what may
+// grow, are brought back if they are away, and stay for good. So do integers that are made meanwhile.
 class KeptAddresses {
  public:
   KeptAddresses(const c10::OperatorHandle& composite, const c10::IValue* arguments);
