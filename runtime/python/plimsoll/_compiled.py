@@ -4,7 +4,6 @@ AOTInductor has packaged.
 Inductor, which makes them, is loaded only where a program compiles something; it is prepared when it is.
 """
 
-import functools
 import importlib.abc
 import importlib.util
 import re
@@ -128,7 +127,8 @@ def _package_as_region(run):
     def run_package(package, inputs, *more, **named):
         if not _intercepted.is_under_way():
             return run(package, inputs, *more, **named)
-        enter = functools.partial(torch.ops.plimsoll.enter_region, [], _tensors(inputs), [], 0, "plimsoll::region_once")
+        written = _tensors(inputs)
+        enter = lambda: torch.ops.plimsoll.enter_region([], written, [], 0, "plimsoll::region_once")
         return within(enter, lambda: run(package, inputs, *more, **named), _tensors)
 
     return run_package
@@ -136,8 +136,9 @@ def _package_as_region(run):
 
 for _kind in ("PackageLoader", "ContainerRunnerCpu", "ContainerRunnerCuda"):
     _package = getattr(torch._C._aoti, f"AOTIModel{_kind}", None)
-    for _name in {"run", "boxed_run"} & vars(_package).keys() if _package else ():
-        setattr(_package, _name, _package_as_region(getattr(_package, _name)))
+    for _name in ("run", "boxed_run"):
+        if _run := getattr(_package, _name, None):
+            setattr(_package, _name, _package_as_region(_run))
 
 
 _library = torch.library.Library("plimsoll", "FRAGMENT")

@@ -34,12 +34,16 @@ def _ends(lists):
         return torch.ops.plimsoll.pieces([tensor for tensors in lists for tensor in tensors], len(lists))
 
 
+def _is_looked_at():
+    """Whether a mode counts, or takes over, the operators that there would have been, or the functions."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
 def _group_in_pieces(tensorlistlist, with_indices=False):
     groups = _group(tensorlistlist, with_indices)
-    # A mode counts, or takes over, the operators that there would have been, or the functions.
-    modes = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
-    is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    if is_watched or modes or not _intercepted.is_under_way():
+    if not _intercepted.is_under_way() or _is_looked_at():
         return groups
     # Of others it is not known that they work out each parameter by itself.
     if not sys._getframe(1).f_globals["__name__"].startswith("torch.optim."):

@@ -456,12 +456,9 @@ fn a_packaged_model_finds_what_it_reads() {
     if !has_headers() {
         return;
     }
-    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packaged");
-    if made.exists() {
-        std::fs::remove_dir_all(&made).unwrap();
-    }
-    std::fs::create_dir(&made).unwrap();
-    let [package, cache] = ["teacher.pt2", "inductor"].map(|name| made.join(name).to_str().unwrap().to_owned());
+    let folder = tempfile::tempdir().unwrap();
+    let [package, cache] =
+        ["teacher.pt2", "inductor"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
     let run = |flags: &str| {
         let environment = [("PACKAGE", package.as_str()), ("TORCHINDUCTOR_CACHE_DIR", &cache)];
         ground.start("packaged.py", flags, &environment).end().unwrap()

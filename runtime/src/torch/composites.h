@@ -1,4 +1,4 @@
-// Operators of libtorch that call others, or none, and go by the addresses of tensors themselves, which no operator tells of.
+// Operators of libtorch that go by the addresses of tensors themselves, most of them while they call others: no operator tells of that.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -355,7 +355,7 @@ impl Program {
     }
 
     pub(crate) fn failed(&self) -> String {
-        format!("{}: it failed", self.place())
+        self.here("it failed")
     }
 
     /// Whether the recipe of the operator that comes next is needed for that `least`.
@@ -393,15 +393,15 @@ impl Program {
         };
         let accesses = operator.accesses();
         if name != Name::At(expected.name) {
-            return Err(self.differs(&format!("the program runs {}", operator_name(operator.name))));
+            return Err(self.here(&format!("the program runs {}", operator_name(operator.name))));
         }
         if accesses.len() != expected.accesses.len() {
-            return Err(self.differs(&format!("{} inputs, expected {}", accesses.len(), expected.accesses.len())));
+            return Err(self.here(&format!("{} inputs, expected {}", accesses.len(), expected.accesses.len())));
         }
         for (index, found) in accesses.iter().enumerate() {
             let expected = self.trace().operators[self.operator].accesses[index];
             if found.mode() != expected.mode {
-                return Err(self.differs(&format!("storage {} differs in use", expected.storage.0)));
+                return Err(self.here(&format!("storage {} differs in use", expected.storage.0)));
             }
             if self.entry(expected.storage) != Some(found.entry) {
                 self.may_stand_for(expected.storage, found, name, operator)?;
@@ -463,12 +463,12 @@ impl Program {
             return Ok(());
         }
         self.is_misled = self.told.contains(&storage) || other.is_some_and(|other| self.told.contains(&other));
-        Err(self.differs(&format!("another storage stands for storage {}", storage.0)))
+        Err(self.here(&format!("another storage stands for storage {}", storage.0)))
     }
 
-    /// Says that the operator that comes next is another than the trace has there, and how.
-    fn differs(&self, how: &str) -> String {
-        format!("{}: {how}", self.place())
+    /// Says of the operator that comes next what is the matter with it.
+    fn here(&self, what: &str) -> String {
+        format!("{}: {what}", self.place())
     }
 
     /// Goes on after other operators than the program's own, where one arrives that it has still to come to: the first that does the
@@ -495,7 +495,7 @@ impl Program {
     pub(crate) fn filled(&self, entry: Entry) -> Result<(), String> {
         match self.standing.storage(entry) {
             Some(storage) if self.may_be_rebuilt[storage.index()] => {
-                Err(format!("{}: storage {} was filled in outside the dispatcher", self.place(), storage.0))
+                Err(self.here(&format!("storage {} was filled in outside the dispatcher", storage.0)))
             }
             _ => Ok(()),
         }
