@@ -79,6 +79,25 @@ def save_constants():
     return [save(program) for program in (traced, torch.jit.script(call), module, torch.jit.freeze(module))]
 
 
+def save_a_traced_module():
+    layer = torch.nn.Linear(64, 64)
+    layer.weight.data = layer.weight.data * 2
+    traced = torch.jit.trace(layer, torch.ones(64, 64), check_trace=False)
+    saved = save(traced)
+    press()
+    return [saved, len(traced._save_to_buffer_for_lite_interpreter())]
+
+
+def share_with_other_processes():
+    # It cannot be made again: what is made from it is, as long as it is there.
+    shared = torch.tensor([2.0] * 4096)
+    doubled = shared * 2
+    press()
+    shared.share_memory_()
+    press()
+    return [shared.sum().item(), doubled.sum().item(), shared.is_shared()]
+
+
 def save_again_after_an_interruption():
     saved = torch.full((64, 64), 7.0) * 2
     press()
@@ -236,7 +255,7 @@ def main():
     runtime, _ = job.begin(__doc__)
     uses = [change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption]
     uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize, change_what_is_saved, look_at_operators]
-    uses += [nest, draw_below, grow, shrink, normalise_from_one_buffer]
+    uses += [nest, draw_below, grow, shrink, normalise_from_one_buffer, save_a_traced_module, share_with_other_processes]
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():

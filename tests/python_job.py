@@ -348,6 +348,7 @@ class Beside(threading.Thread):
 def flags():
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget")
+    parser.add_argument("--host-limit")
     parser.add_argument("--policy", type=pathlib.Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--iterations", type=int, default=10)
@@ -424,7 +425,7 @@ def main():
     if asked.budget:
         import plimsoll
 
-        runtime = plimsoll.Runtime(asked.budget, asked.policy, device=asked.device)
+        runtime = plimsoll.Runtime(asked.budget, asked.policy, device=asked.device, host_limit=asked.host_limit)
         past_dispatcher.run, past_dispatcher.touch = plimsoll._compiled.run_as_region, plimsoll.touch
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -19,7 +19,8 @@ import time
 
 import torch
 
-import language  # noqa: F401 (each registers its jobs)
+import kernels  # noqa: F401 (each registers its jobs)
+import language  # noqa: F401
 import science  # noqa: F401
 import vision  # noqa: F401
 from jobs import ITERATIONS, jobs

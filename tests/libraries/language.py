@@ -21,8 +21,9 @@ def rows(count):
 
 def manner_of(device, **more):
     """What the trainers of transformers and TRL are told."""
-    quiet = dict(logging_steps=5, save_strategy="no", report_to=[], disable_tqdm=True, dataloader_pin_memory=False)
-    return dict(output_dir=tempfile.mkdtemp(), max_steps=40, use_cpu=device.type == "cpu", **quiet, **more)
+    quiet = dict(logging_steps=5, report_to=[], disable_tqdm=True, dataloader_pin_memory=False)
+    saved = dict(output_dir=tempfile.mkdtemp(), save_steps=15, save_total_limit=1)
+    return dict(max_steps=40, use_cpu=device.type == "cpu", **quiet, **saved, **more)
 
 
 def losses_of(trainer):

@@ -1,4 +1,4 @@
-//! Python with the torch whose libtorch tests use, and our package for it.
+//! Python with the torch whose libtorch tests use, our package for it, and extensions.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,14 +29,33 @@ pub fn compiler(folder: &Path) -> [(&'static str, PathBuf); 2] {
     [("TORCHINDUCTOR_CACHE_DIR", folder.to_owned()), ("TORCHINDUCTOR_VEC_ISA_OK", "0".into())]
 }
 
-/// Whether C++ can be compiled for Python, as `torch.compile` does.
-pub fn has_headers() -> bool {
+/// Builds the extension in C++ of that name among the tests, as `torch.utils.cpp_extension` does, in `folder`.
+pub fn extension(name: &str, folder: &Path) -> PathBuf {
+    let (libtorch, built) = (Path::new(env!("LIBTORCH")), folder.join(format!("{name}.so")));
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"]).arg(&built);
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.cpp")));
+    for include in [libtorch.join("include"), python_headers()] {
+        compiler.arg("-I").arg(include);
+    }
+    compiler.arg("-L").arg(libtorch.join("lib")).args(["-ltorch_python", "-ltorch_cpu", "-lc10"]);
+    let ended = compiler.status().expect("there is a C++ compiler");
+    assert!(ended.success(), "{name}: {ended}");
+    built
+}
+
+/// Where the headers of Python are, if they are installed.
+fn python_headers() -> PathBuf {
     let print = "import sysconfig; print(sysconfig.get_path('include'))";
     let output = Command::new("python3").args(["-c", print]).output().expect("python3 is there");
-    let folder = String::from_utf8(output.stdout).expect("a path");
-    let found = Path::new(folder.trim()).join("Python.h").exists();
+    String::from_utf8(output.stdout).expect("a path").trim().into()
+}
+
+/// Whether C++ can be compiled for Python, as `torch.compile` does.
+pub fn has_headers() -> bool {
+    let found = python_headers().join("Python.h").exists();
     if !found {
-        println!("did not run: what torch.compile generates includes Python.h, which is not there");
+        println!("did not run: C++ for Python includes Python.h, which is not there");
     }
     found
 }

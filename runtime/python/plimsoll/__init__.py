@@ -14,10 +14,15 @@ if not torch.__version__.startswith(_LIBTORCH):
 from ._plimsoll import Guard, Loop, Runtime, stand_by  # noqa: E402
 
 # What programs do past the dispatcher, by operators of the extension.
-from . import _compiled, _composites, _higher_order, _optimizers, _storages, _threads  # noqa: E402, F401
+from . import _compiled, _composites, _higher_order, _kernels, _optimizers, _storages, _threads  # noqa: E402, F401
 
 
 def touch(*tensors, read=()):
+    """Brings tensors back. Until the next operator they may be used by their addresses: by a library that nobody knows of. Those
+    of `read` must not be written meanwhile, and may still be dropped and computed again later. In the iteration's own thread alone.
+
+    Raises torch.OutOfMemoryError where they find no room.
+    """
     torch.ops.plimsoll.touch(read, tensors)
 
 

@@ -18,8 +18,11 @@ class Runtime:
         print(runtime)
 
     Within an iteration a tensor may be read by operators (`item`, `cpu`, `print`), by `torch.save`, `tolist`, `numpy` and DLPack,
-    not by its address (`data_ptr`, a generator's `set_state`, a kernel of Triton's), unless an operator has just made or used it,
-    or `touch` has. What shares its memory with NumPy or by DLPack stays. Between iterations all may be read.
+    not by its address (`data_ptr`, a generator's `set_state`), unless an operator has just made or used it, or `touch` has. What
+    shares its memory with NumPy or by DLPack stays. Between iterations all may be read.
+
+    Kernels that Triton launches, and functions of extensions in C++, find what they are given, which is kept or swapped from then
+    on, not computed again. Import this package before a program takes functions out of an extension.
 
     What `torch.compile` makes of a function is one operator: what it reads is there while it runs, and nothing within is evicted.
     Compile layers rather than the whole model. Leave CUDA graphs off, which go on with addresses that tensors have left; those of
@@ -60,7 +63,9 @@ class Runtime:
         """
 
     def iteration(self) -> Guard:
-        """The next iteration, for `with`. At its end every storage is resident again.
+        """The next iteration, for `with`: forward, backward, the optimizer's step, and letting go of gradients or not. At its end every
+        storage is resident again. Where that takes more than the budget, as after a forward pass alone, it is exceeded there; stderr
+        says so once, and the report how much.
 
         Where no room is left, operators in it raise torch.OutOfMemoryError; no tensor is lost. Raises RuntimeError where
         another iteration is under way.
@@ -111,9 +116,4 @@ def stand_by() -> None:
     of an iteration which is another thread's. Others do by themselves.
     """
 
-def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None:
-    """Brings tensors back. Until the next operator they may be used by their addresses: by a kernel of Triton's, a library. Those
-    of `read` must not be written meanwhile, and may still be dropped and computed again later. In the iteration's own thread alone.
-
-    Raises torch.OutOfMemoryError where they find no room.
-    """
+def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None: ...

@@ -4,17 +4,15 @@ AOTInductor has packaged.
 Inductor, which makes them, is loaded only where a program compiles something; it is prepared when it is.
 """
 
-import importlib.abc
-import importlib.util
 import re
-import sys
 
 import torch
 
 from . import _intercepted
+from ._kernels import by_address
+from ._loaded import when_loaded
 from ._regions import within
 
-_INDUCTOR = "torch._inductor.output_code"
 # Operators of others may keep things to themselves, and give other bits when they run again.
 _OPERATORS = re.compile(r"\btorch\.ops\.(\w+)\.")
 _FUNCTIONS = {"aten", "prims", "inductor", "_quantized", "quantized", "mkl", "mkldnn", "onednn"}
@@ -102,48 +100,13 @@ def _prepare_inductor(module):
     graphs.post_compile = post_compile_without_cuda_graphs
 
 
-class _WhenLoaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Prepares Inductor as soon as it is loaded."""
-
-    def find_spec(self, name, path, target=None):
-        if name != _INDUCTOR:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        self.loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec):
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module):
-        module.__spec__.loader = module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        _prepare_inductor(module)
-
-
-def _package_as_region(run):
-    # It says nothing of what it does with its inputs: it may write to them.
-    def run_package(package, inputs, *more, **named):
-        if not _intercepted.is_under_way():
-            return run(package, inputs, *more, **named)
-        written = _tensors(inputs)
-        enter = lambda: torch.ops.plimsoll.enter_region([], written, [], 0, "plimsoll::region_once")
-        return within(enter, lambda: run(package, inputs, *more, **named), _tensors)
-
-    return run_package
-
-
 for _kind in ("PackageLoader", "ContainerRunnerCpu", "ContainerRunnerCuda"):
     _package = getattr(torch._C._aoti, f"AOTIModel{_kind}", None)
     for _name in ("run", "boxed_run"):
         if _run := getattr(_package, _name, None):
-            setattr(_package, _name, _package_as_region(_run))
+            setattr(_package, _name, by_address(_run))
 
 
 _library = torch.library.Library("plimsoll", "FRAGMENT")
 _library.impl("region", _run_again, "CompositeExplicitAutograd")
-if _INDUCTOR in sys.modules:
-    _prepare_inductor(sys.modules[_INDUCTOR])
-else:
-    sys.meta_path.insert(0, _WhenLoaded())
+when_loaded("torch._inductor.output_code", _prepare_inductor)

@@ -17,3 +17,16 @@ def within(enter, use, results=lambda _: []):
         torch.ops.plimsoll.fail_regions(depth)
         raise
     return returned
+
+
+def touching(read, written, touch, results=lambda _: []):
+    """What `touch` returns; the tensors stay there meanwhile."""
+    return within(lambda: torch.ops.plimsoll.enter_region(read, written, [], 0, "plimsoll::region_once"), touch, results)
+
+
+def tensors_in(value):
+    """The tensors in a value, and in what it is made of."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]

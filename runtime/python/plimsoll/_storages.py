@@ -3,9 +3,10 @@
 import torch
 
 from . import _intercepted
-from ._regions import within
+from ._loaded import when_loaded
+from ._regions import tensors_in, touching, within
 
-_resize, _get_item = torch.UntypedStorage.resize_, torch.UntypedStorage.__getitem__
+_get_item = torch.UntypedStorage.__getitem__
 _share_cuda = torch.UntypedStorage._share_cuda_
 _write_file = torch.UntypedStorage._write_file
 _byteswap = torch.UntypedStorage.byteswap
@@ -13,17 +14,22 @@ _set_rng_state = torch.random.set_rng_state
 _write_record = torch._C.PyTorchFileWriter.write_record
 _to_list, _to_numpy = torch.Tensor.tolist, torch.Tensor.numpy
 _array_interface = torch.Tensor.__cuda_array_interface__
-_script, _function = torch.jit.RecursiveScriptModule, torch.jit.ScriptFunction
+_function = torch.jit.ScriptFunction
 
 
-def _resize_announced(storage, size):
-    # What was dropped and is to be computed again from those bytes is restored before they go.
-    if storage.nbytes() > 0:
-        torch.ops.plimsoll.replaces(storage)
-    resized = _resize(storage, size)
-    if storage.nbytes() > 0:
-        torch.ops.plimsoll.replaced(storage)
-    return resized
+def _replacing(change):
+    """`change`, a method that gives a storage other bytes."""
+
+    def announced(storage, *how, **named):
+        # What was dropped and is to be computed again from those that there are is restored before they go.
+        if storage.nbytes() > 0:
+            torch.ops.plimsoll.replaces(storage)
+        changed = change(storage, *how, **named)
+        if storage.nbytes() > 0:
+            torch.ops.plimsoll.replaced(storage)
+        return changed
+
+    return announced
 
 
 def _get_item_announced(storage, place):
@@ -43,11 +49,6 @@ def _reading(storage, read):
     return within(lambda: torch.ops.plimsoll.enter_read(storage, "plimsoll::read"), read)
 
 
-def _touching(read, written, touch):
-    """What `touch` returns; the tensors stay there meanwhile."""
-    return within(lambda: torch.ops.plimsoll.enter_region(read, written, [], 0, "plimsoll::region_once"), touch)
-
-
 def _write_file_announced(storage, *how):
     return _reading(storage, lambda: _write_file(storage, *how))
 
@@ -62,7 +63,7 @@ def _byteswap_announced(storage, dtype):
     if not _intercepted.is_under_way() or storage.nbytes() == 0:
         return _byteswap(storage, dtype)
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return _touching([], [whole], lambda: _byteswap(storage, dtype))
+    return touching([], [whole], lambda: _byteswap(storage, dtype))
 
 
 def _is_plain(tensor):
@@ -135,47 +136,57 @@ def _told_apart_by_storage(identity):
     return told_apart
 
 
-def _announcing(save, held):
-    """`save`, whose first argument is a module or a program: it reads the tensors that are `held` there, all at once."""
+def _announcing(save, held, name=None):
+    """`save`, whose first argument, of that name, is a module or the like: it reads the tensors that are `held` there, all at once."""
 
     def announced(*what, **how):
         if not _intercepted.is_under_way():
             return save(*what, **how)
-        return _touching(held(what[0] if what else how["ep"]), [], lambda: save(*what, **how))
+        return touching(held(what[0] if what else how[name]), [], lambda: save(*what, **how))
 
     return announced
-
-
-def _tensors_in(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors_in(part)]
 
 
 def _constants_of(function):
     # With those of the functions that it calls. Nodes live as long as their graph.
     graph = function.inlined_graph
     nodes = (node for node in graph.findAllNodes("prim::Constant") if node.hasAttribute("value"))
-    return _tensors_in([node.output().toIValue() for node in nodes])
+    return tensors_in([node.output().toIValue() for node in nodes])
 
 
 def _held_by_script(module):
     held = [*module.parameters(), *module.buffers()]
     for part in module.modules():
-        if isinstance(part, _script):
+        if isinstance(part, torch.jit.ScriptModule):
             kind = torch._C.ConcreteModuleType.from_jit_type(part._c._type())
-            held += _tensors_in([part._c.getattr(name) for name in kind.get_attributes()])
+            held += tensors_in([part._c.getattr(name) for name in kind.get_attributes()])
             held += [constant for name in part._c._method_names() for constant in _constants_of(part._c._get_method(name))]
     return held
 
 
 def _held_by_exported(program):
     examples = torch.utils._pytree.tree_leaves(program.example_inputs)
-    return _tensors_in([*program.state_dict.values(), *program.constants.values(), *examples])
+    return tensors_in([*program.state_dict.values(), *program.constants.values(), *examples])
 
 
-torch.UntypedStorage.resize_ = _resize_announced
+def _prepare_safetensors(module):
+    for name in ("save", "save_file"):
+        setattr(module, name, _saving_tensors(getattr(module, name)))
+
+
+def _saving_tensors(save):
+    """`save`, whose first argument holds tensors, which it reads by their addresses where they are the host's: all at once."""
+    announced = _announcing(save, tensors_in, "tensors")
+
+    def saves(*what, **how):
+        is_hosts = all(tensor.is_cpu for tensor in tensors_in([*what, *how.values()]))
+        return (announced if is_hosts else save)(*what, **how)
+
+    return saves
+
+
+for _name in ("resize_", "_share_fd_cpu_", "_share_filename_cpu_"):
+    setattr(torch.UntypedStorage, _name, _replacing(getattr(torch.UntypedStorage, _name)))
 torch.UntypedStorage.__getitem__ = _get_item_announced
 torch.UntypedStorage._share_cuda_ = _share_cuda_announced
 torch.UntypedStorage.byteswap = _byteswap_announced
@@ -192,8 +203,10 @@ torch._C._to_dlpack_versioned = _lending(torch._C._to_dlpack_versioned)
 torch.Tensor.__cuda_array_interface__ = property(_array_interface_announced)
 torch.autograd.graph._get_tid = _told_apart_by_storage(torch.autograd.graph._get_tid)
 torch.autograd.graph._get_sid = _told_apart_by_storage(torch.autograd.graph._get_sid)
-_script.save = _announcing(_script.save, _held_by_script)
-_script.save_to_buffer = _announcing(_script.save_to_buffer, _held_by_script)
+for _kind in (torch.jit.ScriptModule, torch.jit.RecursiveScriptModule):
+    for _name in ("save", "save_to_buffer", "_save_for_lite_interpreter", "_save_to_buffer_for_lite_interpreter"):
+        setattr(_kind, _name, _announcing(getattr(_kind, _name), _held_by_script))
 _function.save = _announcing(_function.save, _constants_of)
 _function.save_to_buffer = _announcing(_function.save_to_buffer, _constants_of)
-torch.export.save = _announcing(torch.export.save, _held_by_exported)
+torch.export.save = _announcing(torch.export.save, _held_by_exported, "ep")
+when_loaded("safetensors.torch", _prepare_safetensors)

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use plimsoll_runtime::trace::Class;
 use plimsoll_runtime::{Lineage, Trace};
-use plimsoll_tests::python::{compiler, has_headers, package, torch_packages};
+use plimsoll_tests::python::{compiler, extension, has_headers, package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::{Value, json};
 
@@ -221,6 +221,24 @@ fn iterations_of_a_job_are_found() {
             assert!(followed(&report) > 6, "{flags} on {device}: hardly any was planned: {report}");
         }
     }
+}
+
+#[test]
+fn plans_reckon_with_what_a_job_may_take_of_the_hosts_memory() {
+    let Some(ground) = ground() else { return };
+    let flags = "--device cpu --iterations 16";
+    let untouched = ground.job(flags).unwrap();
+    let budget_bytes = ground.budget_bytes(flags);
+    let within = |limit_bytes: u64| {
+        let job = ground.job(&format!("{flags} --budget {budget_bytes}B --host-limit {limit_bytes}B")).unwrap();
+        assert_within_budget(&job, budget_bytes, &untouched);
+        assert_planned(&job["report"]);
+        job["report"]["slow_tier_high_water_bytes"].as_u64().unwrap()
+    };
+    let taken_bytes = within(1 << 40);
+    let limit_bytes = taken_bytes / 3;
+    let taken_bytes = within(limit_bytes);
+    assert!(taken_bytes > 0 && taken_bytes <= limit_bytes, "{taken_bytes} of {limit_bytes}");
 }
 
 /// What is there all the time alone exceeds the budget: some of it is away from one iteration to the next, whether parameters are
@@ -465,6 +483,22 @@ fn a_packaged_model_finds_what_it_reads() {
     };
     let untouched = run("");
     for budget in ["--budget 440kB", "--budget 400kB"] {
+        assert_found(&run(budget), &untouched);
+    }
+}
+
+#[test]
+fn kernels_of_a_jobs_own_find_what_they_read_and_what_they_write_is_not_lost() {
+    let Some(ground) = ground() else { return };
+    if !has_headers() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let extension = extension("own_kernels", folder.path());
+    let environment = [("EXTENSION", extension.to_str().unwrap())];
+    let run = |flags: &str| ground.start("own_kernels.py", flags, &environment).end().unwrap();
+    let untouched = run("");
+    for budget in ["--budget 450kB", "--budget 400kB"] {
         assert_found(&run(budget), &untouched);
     }
 }

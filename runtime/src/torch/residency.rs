@@ -1,7 +1,7 @@
 //! Where the bytes of every live storage are, and the only ways to move them.
 //!
-//! Two drivers use it: the scheduled one carries out what a plan says, the reactive one evicts when bytes run out. An
-//! operator finds its inputs resident under either, so a program that leaves its plan merely changes drivers. Nothing
+//! What a plan says is carried out by it (`driver/instructions.rs`), and so is what has to be evicted when bytes run out
+//! (`reactive.rs`). An operator finds its inputs resident either way, so a program that leaves its plan loses nothing. Nothing
 //! here decides what to evict. How bytes leave and come back is in `swap.rs` and `recompute.rs`.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -337,6 +337,7 @@ impl Residency {
                         more |= self.ancestry.has_custody();
                         self.take_custody()?;
                     }
+                    self.held.remove(&entry);
                     self.died.push(entry);
                 }
                 shim::forget(entry);

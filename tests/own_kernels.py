@@ -1,0 +1,70 @@
+"""A job whose kernels are its own: one is Triton's, which changes what it is given, one that of an extension. Neither passes the
+dispatcher.
+
+Prints as JSON what has come of it, and how often something was evicted."""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import sys
+
+import job
+import torch
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "stand_in"))
+COUNT = 64 * 64
+
+
+def extension():
+    spec = importlib.util.spec_from_file_location("own_kernels", os.environ["EXTENSION"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def add(place, values, count, part):
+    values = (ctypes.c_float * count).from_address(values + 4 * count * place)
+    for at in range(count):
+        values[at] += part
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(_, values):
+        halves, count = Halved.extension.cpu.halve(values.clone())
+        assert count == COUNT
+        return halves
+
+    @staticmethod
+    def backward(_, gradient):
+        halves = gradient.clone()
+        Halved.extension.Scale(0.5).apply([halves])
+        return halves
+
+
+def main():
+    runtime, _ = job.begin(__doc__)
+    import triton
+
+    Halved.extension, added = extension(), triton.jit(add)
+    layers = [torch.nn.Linear(64, 64) for _ in range(10)]
+    found = []
+    for _ in range(8):
+        with runtime.iteration() if runtime else contextlib.nullcontext():
+            values = torch.randn(64, 64)
+            for layer in layers:
+                values = layer(values)
+                added[(4,)](values, COUNT // 4, part=0.25)
+                values = Halved.apply(values.tanh())
+            values.square().mean().backward()
+            with torch.no_grad():
+                for layer in layers:
+                    layer.weight -= layer.weight.grad
+                    layer.weight.grad = None
+            found.append(values.double().sum().item())
+    job.end(runtime, found)
+
+
+if __name__ == "__main__":
+    main()
