@@ -1,7 +1,7 @@
 //! The saved training state: all that a training run needs to go on, in one file.
 //!
 //! ```text
-//! plimsoll training-state 5 sha256=9f86d0… bytes=48213
+//! plimsoll training-state 6 sha256=9f86d0… bytes=48213
 //! ppo
 //! lengths of the parts: a u64 each, little-endian
 //! counters, configuration, normaliser, best weights: JSON

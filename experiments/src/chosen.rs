@@ -167,7 +167,7 @@ impl Chosen {
             // The plan at hand may need less than what those find.
             let least = least_feasible_budget(problem, &mut policies).min(needed);
             bail!(
-                "{} cannot hold a budget of {} bytes: {why}; the least budget that was found to be held here is {least} bytes",
+                "{} cannot hold a budget of {} bytes: {why}; the least budget that any policy was found to hold here is {least} bytes",
                 self.name(),
                 problem.budget_bytes,
             );

@@ -51,8 +51,8 @@ impl LoopFlags {
 /// The flag that says how fast copies are.
 #[derive(Args, Clone, Debug)]
 pub struct LinkFlag {
-    /// A link of this bandwidth, such as 8GB/s: plans reckon with it, and copies are paced to it [default: as fast as this
-    /// host copies]
+    /// A link of this bandwidth, such as 8GB/s: plans reckon with it, and copies of loops that run are paced to it [default: as fast
+    /// as this host copies; with --hardware, as that says; of `evaluate`, as its configuration says]
     #[arg(long, value_name = "GBPS", value_parser = bandwidth)]
     pub link: Option<Bandwidth>,
 }

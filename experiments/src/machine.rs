@@ -16,6 +16,8 @@ use crate::results::write_json;
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
 pub const RECORDED_ON: &str = "recorded-on.json";
+/// Where `plimsoll probe` writes a profile of this machine.
+pub const PROFILES: &str = "configs/hardware";
 /// The device whose times a roofline of this machine explains.
 const PROJECTABLE: &str = "cpu";
 
@@ -29,20 +31,23 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// `as-recorded`, the path of a profile, or the name of one: in the folder `hardware/` beside `config`, or a shipped one.
+    /// `as-recorded`, the path of a profile, or the name of one: in the folder `hardware/` beside `config`, in `configs/hardware/`, where
+    /// `plimsoll probe` writes, or a shipped one.
     pub fn find(name: &str, config: Option<&Path>) -> anyhow::Result<Self> {
         if name == AS_RECORDED {
             return Ok(Machine::AsRecorded);
         }
-        let folder = config.and_then(Path::parent).unwrap_or(Path::new("configs")).join("hardware");
-        let named = folder.join(format!("{name}.toml"));
-        let path = if name.ends_with(".toml") { PathBuf::from(name) } else { named };
-        let profile = match HardwareProfile::SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
-            _ if path.exists() => HardwareProfile::load(&path)?,
-            Some((_, text)) => HardwareProfile::parse(&path, text)?,
-            None => bail!(
-                "no machine `{name}`: expected `{AS_RECORDED}`, a profile's path, its name in {}, or {}",
-                folder.display(),
+        let beside = config.and_then(Path::parent).map(|folder| folder.join("hardware"));
+        let named =
+            beside.into_iter().chain([PathBuf::from(PROFILES)]).map(|folder| folder.join(format!("{name}.toml")));
+        let paths = if name.ends_with(".toml") { vec![PathBuf::from(name)] } else { named.collect() };
+        let there = paths.iter().find(|path| path.exists());
+        let profile = match (there, HardwareProfile::SHIPPED.iter().find(|(shipped, _)| *shipped == name)) {
+            (Some(path), _) => HardwareProfile::load(path)?,
+            (None, Some((_, text))) => HardwareProfile::parse(Path::new(name), text)?,
+            (None, None) => bail!(
+                "no machine `{name}`: expected `{AS_RECORDED}`, a profile's path, its name ({}), or {}",
+                paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
                 HardwareProfile::SHIPPED.map(|(shipped, _)| shipped).join(", "),
             ),
         };

@@ -162,9 +162,11 @@ impl SlowTiers {
         self.file.map_or(host, |file| host.min(of(&file.link)))
     }
 
-    /// Whether the host takes whatever comes.
-    pub(crate) fn is_unlimited(&self) -> bool {
-        self.host_limit_bytes == u64::MAX
+    /// The same with no more in a tier than `limit_bytes` says.
+    pub(crate) fn within(self, limit_bytes: impl Fn(Tier) -> u64) -> Self {
+        let limited = |file: FileTier| FileTier { limit_bytes: file.limit_bytes.min(limit_bytes(Tier::File)), ..file };
+        let host_limit_bytes = self.host_limit_bytes.min(limit_bytes(Tier::Host));
+        SlowTiers { host_limit_bytes, file: self.file.map(limited), ..self }
     }
 }
 

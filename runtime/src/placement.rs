@@ -24,7 +24,8 @@ pub(crate) struct Placement {
 
 impl Placement {
     pub(crate) fn new(trace: &Trace, lineage: &Lineage, tiers: SlowTiers) -> Self {
-        let limited = !tiers.is_unlimited();
+        // There are never more copies than there would be bytes if everything were kept.
+        let limited = tiers.host_limit_bytes < lineage.keep_all_peak_bytes();
         let used = || if limited { vec![0; trace.operators.len() + 1] } else { Vec::new() };
         let tier = if limited { vec![Tier::Host; lineage.windows().len()] } else { Vec::new() };
         Placement { tiers, tier, used_bytes: [used(), used()], refused_bytes: 0 }

@@ -12,6 +12,7 @@ use crate::behaviour::history::History;
 use crate::behaviour::report::{Iteration, Report};
 use crate::behaviour::snapshot;
 use crate::loops::LinkFlag;
+use crate::machine::Machine;
 use crate::results::{dead_tail_bytes, require_outputs, write_json};
 
 /// Flags.
@@ -38,9 +39,9 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     require_outputs(&[("--json", arguments.json.as_ref()), ("--svg", arguments.svg.as_ref())])?;
-    let link = arguments.link.resolve()?;
     let (history, report) = if FileKind::of(&arguments.file)? == Some(FileKind::Trace) {
         let trace = Trace::load(&arguments.file)?;
+        let link = Machine::AsRecorded.link(&arguments.link, &trace)?;
         let history = History::of_trace(&trace);
         let dead_tail_bytes = Some(dead_tail_bytes(&trace, &Lineage::of(&trace)));
         let report =
@@ -51,6 +52,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         let recorded = snapshot::read(&arguments.file, &bytes, arguments.device)
             .with_context(|| arguments.file.display().to_string())?;
         let iteration = Iteration::of_stream(&recorded.allocations);
+        let link = arguments.link.resolve()?;
         let report = Report {
             reserved_bytes: Some(recorded.reserved_bytes),
             out_of_memory: Some(recorded.out_of_memory),

@@ -271,7 +271,8 @@ fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) ->
         }
     };
     if let Some(unknown) = flags.only.iter().find(|name| recorded.traces.iter().all(|trace| trace.workload != **name)) {
-        bail!("--only {unknown}: no trace of a workload of that name");
+        let names: Vec<_> = recorded.traces.iter().map(|trace| trace.workload.as_str()).collect();
+        bail!("--only {unknown}: no trace of a workload of that name; there are {}", names.join(", "));
     }
     if !flags.only.is_empty() {
         recorded.traces.retain(|trace| flags.only.contains(&trace.workload));

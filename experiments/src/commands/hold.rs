@@ -1,5 +1,6 @@
 //! `plimsoll hold`.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -114,8 +115,9 @@ struct Held {
     reruns: u64,
     offloaded_bytes: u64,
     slow_tier_high_water_bytes: u64,
-    /// How many plans were made, and how long that took.
+    /// How many plans were made, by whom, and how long that took.
     plans: u64,
+    plans_by: BTreeMap<&'static str, u64>,
     planning_ns: u64,
     /// Makespan of an iteration, with what comes before it and after, over that of the same one of the untouched loop, less one:
     /// median of the last half.
@@ -280,6 +282,7 @@ fn hold(
         offloaded_bytes: report.offloaded_bytes,
         slow_tier_high_water_bytes: report.slow_tier_high_water_bytes,
         plans: report.plans,
+        plans_by: report.plans_by,
         planning_ns: report.planning_ns,
         overhead,
         overhead_in_all,
@@ -354,6 +357,7 @@ fn print(points: &[Held]) {
         "known",
         "planned",
         "followed",
+        "plans by",
         "overhead",
         "in all",
     ]);
@@ -371,6 +375,7 @@ fn print(points: &[Held]) {
             point.known.to_string(),
             point.planned.to_string(),
             point.followed.to_string(),
+            point.plans_by.iter().map(|(by, plans)| format!("{plans} {by}")).collect::<Vec<_>>().join(", "),
             percent(point.overhead),
             percent(point.overhead_in_all),
         ]);

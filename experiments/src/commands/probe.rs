@@ -1,6 +1,6 @@
 //! `plimsoll probe`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use clap::Args;
@@ -8,6 +8,7 @@ use plimsoll_env::device::DeviceName;
 use plimsoll_env::hardware::CopyTable;
 use plimsoll_runtime::file::write_whole;
 
+use crate::machine::PROFILES;
 use crate::probed::Probed;
 use crate::results::{require_outputs, write_json};
 use crate::table::Table;
@@ -34,7 +35,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let plain = !arguments.name.is_empty()
         && arguments.name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-');
     ensure!(plain, "--name {}: expected letters, digits and hyphens", arguments.name);
-    let out = arguments.out.unwrap_or_else(|| PathBuf::from(format!("configs/hardware/{}.toml", arguments.name)));
+    let out = arguments.out.unwrap_or_else(|| Path::new(PROFILES).join(format!("{}.toml", arguments.name)));
     require_outputs(&[("--out", Some(&out)), ("--json", arguments.json.as_ref())])?;
     let probed = Probed::of(arguments.device, &arguments.name)?;
     write_whole(&out, probed.to_toml().as_bytes())?;

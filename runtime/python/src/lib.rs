@@ -59,11 +59,15 @@ fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyR
     let place = device.open().map_err(runtime_error)?;
     torch::Session::install_on(place).map_err(runtime_error)?;
     let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
-    let link = CopyTable::reckoned_link(&engines, place).map_err(runtime_error)?;
+    let link = CopyTable::reckoned_link(&engines, place);
+    let link =
+        link.map_err(|error| runtime_error(format!("copies within {limit_bytes} bytes of the host: {error}")))?;
     Ok(builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link))
 }
 
-/// Keeps a training loop within a budget.
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime"))]
+///
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.__init__"))]
 #[pyclass(frozen, module = "plimsoll")]
 struct Runtime {
     runtime: torch::Runtime,
@@ -89,16 +93,19 @@ impl Runtime {
             None => DeviceName::Cpu,
         };
         let mut builder = torch::Runtime::builder().budget(Budget::bytes(bytes_of(budget)?));
+        let mut actions = ActionSet::ALL;
         if let Some(path) = policy {
             builder = match BASELINES.into_iter().find(|name| path.as_os_str() == *name) {
                 Some(name) => builder.baseline(name),
-                None => builder.policy(load(&path)?),
+                None => {
+                    let policy = load(&path)?;
+                    actions = policy.actions;
+                    builder.policy(policy)
+                }
             };
         }
-        if swap.is_some() || recompute.is_some() {
-            let [swap, recompute] = [swap, recompute].map(|allowed| allowed.unwrap_or(true));
-            builder = builder.actions(ActionSet { swap, recompute });
-        }
+        let [swap, recompute] = [swap.unwrap_or(actions.swap), recompute.unwrap_or(actions.recompute)];
+        builder = builder.actions(ActionSet { swap, recompute });
         let limit_bytes = host_limit.map(bytes_of).transpose()?;
         builder = match device {
             DeviceName::Cpu => match limit_bytes {
@@ -116,15 +123,18 @@ impl Runtime {
         Ok(Runtime { runtime, device })
     }
 
+    #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.iteration"))]
     fn iteration(slf: Py<Self>) -> Guard {
         Guard { runtime: slf, is_loop: false, held: None }
     }
 
+    #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.detect"))]
     fn detect(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Loop>> {
         let guard = Guard { runtime: slf, is_loop: true, held: None };
         Py::new(py, PyClassInitializer::from(guard).add_subclass(Loop))
     }
 
+    #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.budget"))]
     #[getter]
     fn budget(&self) -> u64 {
         detached(|| self.runtime.budget().as_bytes())
@@ -137,16 +147,19 @@ impl Runtime {
         Ok(())
     }
 
+    #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.report"))]
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let report = detached(|| self.runtime.report().to_json());
         let report = py.import("json")?.call_method1("loads", (report,))?;
         Ok(report.cast_into()?)
     }
 
+    #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.write_chrome_trace"))]
     fn write_chrome_trace(&self, path: PathBuf) -> PyResult<()> {
         detached(|| self.runtime.write_chrome_trace(path)).map_err(os_error)
     }
 
+    #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.save_traces"))]
     fn save_traces(&self, folder: PathBuf, family: &str) -> PyResult<Vec<PathBuf>> {
         if family.is_empty() || family.contains('/') {
             return Err(value_error(format!("{family:?} is no family: files are named after it")));
@@ -169,7 +182,8 @@ enum Held {
     Loop(Detecting),
 }
 
-/// One iteration, or a whole loop, for `with`.
+// One iteration, or a whole loop, for `with`.
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/Guard"))]
 #[pyclass(subclass, module = "plimsoll")]
 struct Guard {
     runtime: Py<Runtime>,
@@ -183,6 +197,7 @@ struct Loop;
 
 #[pymethods]
 impl Loop {
+    #[doc = include_str!(concat!(env!("OUT_DIR"), "/Loop.mark"))]
     fn mark(slf: PyRef<'_, Self>) -> PyResult<()> {
         let guard = slf.as_super();
         if guard.is_elsewhere() {
@@ -235,6 +250,7 @@ impl Drop for Guard {
     }
 }
 
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/stand_by"))]
 #[pyfunction]
 fn stand_by() {
     torch::stand_by();

@@ -213,6 +213,13 @@ impl Library {
         if is_divided || self.is_loop {
             self.settle_absence(driver);
         }
+        let (over_bytes, budget_bytes) = (part.report.over_budget_bytes, self.budget.0);
+        if over_bytes > 0 && self.report.over_budget_bytes == 0 {
+            eprintln!(
+                "plimsoll: the end of an iteration took {over_bytes} bytes more than the budget of {budget_bytes}, for all to be \
+                 there again; the report counts later ones"
+            );
+        }
         self.report.add(part.report, part.is_known);
     }
 

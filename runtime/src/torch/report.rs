@@ -212,6 +212,11 @@ impl fmt::Display for Report {
                 None => writeln!(f)?,
             }
         }
+        let followed = self.latest.iter().filter(|iteration| iteration.followed).count();
+        writeln!(f, "followed plans      {followed:>12} of the last {} iterations", self.latest.len())?;
+        if let Some(deviation) = self.latest.last().and_then(|last| last.deviation.as_ref()) {
+            writeln!(f, "last deviation      {deviation}")?;
+        }
         writeln!(f, "total makespan      {:>12.2} ms", ms(self.makespan_ns))?;
         writeln!(f, "waited for copies   {:>12.2} ms", ms(self.stall_ns))?;
         writeln!(f, "offloaded           {:>12.2} MiB", mib(self.offloaded_bytes))?;

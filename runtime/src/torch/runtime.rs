@@ -140,13 +140,13 @@ impl Builder {
         self
     }
 
-    /// How fast the engine's copies are; measured on this machine's memory unless told.
+    /// How fast the engine's copies are; measured on this machine's memory unless told. How much it takes, plans ask the engine.
     pub fn link(mut self, link: Link) -> Self {
         self.tiers = Some(link.into());
         self
     }
 
-    /// How fast the engine's copies are and how much each of its tiers takes, as plans are to reckon with: instead of
+    /// How fast the copies of an engine of several tiers are, and how much plans may put into each at most: instead of
     /// [`Builder::link`].
     pub fn tiers(mut self, tiers: SlowTiers) -> Self {
         self.tiers = Some(tiers);
@@ -191,6 +191,9 @@ impl Builder {
             None => HostEngine::probe()?.into(),
         };
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
+        let there = engine.tiers();
+        let tiers =
+            tiers.within(|tier| there.iter().filter(|there| there.tier == tier).map(|there| there.limit_bytes).sum());
         let mut driver =
             Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, tiers.host)));
         driver.keeps_recipes = self.actions.recompute;

@@ -56,7 +56,8 @@ impl Library {
         driver.refusal = over.then(|| {
             format!(
                 "{resident_bytes} bytes are resident between iterations, which exceeds the budget of {budget_bytes} \
-                 bytes; the least feasible budget found so far is {resident_bytes} bytes"
+                 bytes; the least feasible budget found so far is {resident_bytes} bytes, unless all of the loop is listened to \
+                 (`detect()`)"
             )
         });
         if over {
