@@ -55,7 +55,7 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload) {
         let instance = |step: u64| Instance {
             trace: Arc::clone(&trace),
             lineage: Arc::clone(&lineage),
-            link: slower,
+            tiers: slower.into(),
             budget_bytes: trace.peak_bytes * step / STEPS,
             actions: ActionSet { swap: true, recompute: false },
         };

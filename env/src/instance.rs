@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_runtime::baselines::baseline;
-use plimsoll_runtime::{ActionSet, Lineage, Link, Plan, Planned, Prediction, Problem, Sweep, Trace, plan};
+use plimsoll_runtime::{ActionSet, Lineage, Plan, Planned, Prediction, Problem, SlowTiers, Sweep, Trace, plan};
 
 /// The policies whose best feasible plan is the reference of the reward: a few that are quick. At 257 points of held-out
 /// members of all families the best of them is behind that of all baselines at 40, and by more than half a percent of
@@ -17,8 +17,8 @@ pub struct Instance {
     pub trace: Arc<Trace>,
     /// Its lineage.
     pub lineage: Arc<Lineage>,
-    /// What copies cost.
-    pub link: Link,
+    /// What copies cost, and how much there is room for.
+    pub tiers: SlowTiers,
     /// Device bytes that must not be exceeded.
     pub budget_bytes: u64,
     /// Evictions that may be used.
@@ -31,7 +31,7 @@ impl Instance {
         Problem {
             trace: &self.trace,
             lineage: &self.lineage,
-            tiers: self.link.into(),
+            tiers: self.tiers,
             budget_bytes: self.budget_bytes,
             actions: self.actions,
         }

@@ -96,7 +96,7 @@ impl Domain {
         let link =
             Link { contention_ns_per_byte, contention_each_ns, ..Link::symmetric(log_rate.exp(), self.latency_ns) };
         let actions = ActionSet { swap, ..self.actions };
-        Instance { trace, lineage, link, budget_bytes, actions }
+        Instance { trace, lineage, tiers: link.into(), budget_bytes, actions }
     }
 
     fn jittered(&self, trace: &Trace, random: &mut ChaCha8Rng) -> Trace {

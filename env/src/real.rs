@@ -212,7 +212,7 @@ impl TorchEnvironment {
 
     /// Runs `plan` as at the end of an episode.
     pub fn measure(&mut self, instance: &Instance, plan: &Plan) -> Result<Measurement, RealError> {
-        let engine = Box::new(HostEngine::new(Some(instance.link)));
+        let engine = Box::new(HostEngine::new(Some(instance.tiers.host)));
         run_plan(self.session, self.workload.as_mut(), &instance.problem(), plan, engine, self.iterations, true)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
-use plimsoll_runtime::{Lineage, Planner, Problem};
+use plimsoll_runtime::{Lineage, Planner};
 
 use crate::chosen::Chosen;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
@@ -46,11 +46,11 @@ impl Comparison<'_> {
                 let instance = Instance {
                     trace: trace.clone(),
                     lineage: lineage.clone(),
-                    link: tiers.tiers.host,
+                    tiers: tiers.tiers,
                     budget_bytes: budget.resolve(open.trace.peak_bytes),
                     actions: self.config.evaluation.actions,
                 };
-                let problem = Problem { tiers: tiers.tiers, ..instance.problem() };
+                let problem = instance.problem();
                 let decided = policy.plan(problem, &self.planner);
                 let mut result = PointResult::planned(policy.name(), &problem, self.tiers.is_some(), &decided);
                 firsts.push(iterations_done);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use plimsoll_env::real::{Measurement, Untouched};
 use plimsoll_runtime::allocators::{Footprint, Model, Requests};
 use plimsoll_runtime::file::{require_writable, write_whole};
@@ -227,6 +227,12 @@ pub fn require_outputs(outputs: &[(&str, Option<&PathBuf>)]) -> anyhow::Result<(
         }
     }
     Ok(())
+}
+
+/// Fails where no runs can be logged in a folder, which need not exist.
+pub fn require_logdir(folder: &Path) -> anyhow::Result<()> {
+    let existing = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("."));
+    require_writable(&existing.join("run")).with_context(|| format!("--logdir {}", folder.display()))
 }
 
 /// Writes `results` as indented JSON, whole or not at all.

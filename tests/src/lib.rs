@@ -162,7 +162,7 @@ impl<W> Recorded<W> {
         Instance {
             trace: Arc::new(self.trace.clone()),
             lineage: Arc::new(self.lineage.clone()),
-            link: fast_link(),
+            tiers: fast_link().into(),
             budget_bytes: (share * self.trace.peak_bytes as f64) as u64,
             actions: ActionSet::ALL,
         }

@@ -43,7 +43,7 @@ fn every_shipped_policy_is_of_its_family_and_better_than_chance_on_a_member_of_i
             let instance = Instance {
                 trace: trace.clone(),
                 lineage: lineage.clone(),
-                link: Link::symmetric(12e9, 10_000),
+                tiers: Link::symmetric(12e9, 10_000).into(),
                 budget_bytes: (ratio * trace.peak_bytes as f64) as u64,
                 actions: ActionSet { swap, recompute: true },
             };

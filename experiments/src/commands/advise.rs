@@ -112,7 +112,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
                 let instance = Instance {
                     trace: trace.clone(),
                     lineage: lineage.clone(),
-                    link: problem.tiers.host,
+                    tiers: problem.tiers,
                     budget_bytes: problem.budget_bytes,
                     actions: problem.actions,
                 };
@@ -166,7 +166,7 @@ fn measure(
         open.workload.as_mut(),
         &instance.problem(),
         &made.at_full_strength.plan,
-        Box::new(HostEngine::new(arguments.link.is_emulated().then_some(instance.link))),
+        Box::new(HostEngine::new(arguments.link.is_emulated().then_some(instance.tiers.host))),
         arguments.iterations.get(),
         false,
     )?;

@@ -7,8 +7,7 @@ use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Budget;
-use plimsoll_runtime::FileError;
-use plimsoll_runtime::file::{require_writable, write_whole};
+use plimsoll_runtime::file::write_whole;
 use serde::Serialize;
 
 use super::held_out::{self, HeldOutFlags, Request};
@@ -19,7 +18,7 @@ use crate::loops::{LinkFlag, LoopFlags, emulated};
 use crate::margin::Margin;
 use crate::progress;
 use crate::provenance::command_line;
-use crate::results::{PointResult, require_outputs, write_json};
+use crate::results::{PointResult, require_logdir, require_outputs, write_json};
 use crate::table::{Table, mib, percent};
 use crate::tensorboard::RunLog;
 use crate::tiers::TierFlags;
@@ -111,7 +110,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         ("--scatter", arguments.scatter.as_ref()),
         ("--agreement", arguments.agreement.as_ref()),
     ])?;
-    arguments.logdir.as_deref().map_or(Ok(()), require_directory)?;
+    arguments.logdir.as_deref().map_or(Ok(()), require_logdir)?;
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
     }
@@ -188,12 +187,6 @@ fn narrow(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<()
 fn policies(config: &FamilyConfig, policy: &str) -> anyhow::Result<Vec<Chosen>> {
     let baselines = config.evaluation.baselines.iter().map(String::as_str).filter(|name| *name != policy);
     std::iter::once(policy).chain(baselines).map(Chosen::parse).collect()
-}
-
-/// Refuses a directory that could neither be written nor made.
-fn require_directory(directory: &Path) -> Result<(), FileError> {
-    let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("."));
-    require_writable(&existing.join("run"))
 }
 
 /// The part of a policy's name that can name a directory.

@@ -237,7 +237,7 @@ fn instances(
     let instance = |budget: Budget| Instance {
         trace: trace.clone(),
         lineage: lineage.clone(),
-        link,
+        tiers: link.into(),
         budget_bytes: budget.resolve(trace.peak_bytes),
         actions: config.evaluation.actions,
     };

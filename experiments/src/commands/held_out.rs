@@ -196,17 +196,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     if flags.sign {
         sign(request.policy, &contestants[0], &summary)?;
     }
-    println!(
-        "{} traces with the times of {}, {} points; left out: {} where keep-all fits, {} where a baseline is free, {} \
-         where nothing fits, {} beyond --points-max",
-        traces.len(),
-        flags.hardware,
-        points.len(),
-        skipped.keep_all_fits,
-        skipped.free,
-        skipped.infeasible,
-        skipped.beyond_points_max
-    );
+    println!("{} traces with the times of {}, {} points; {skipped}", traces.len(), flags.hardware, points.len());
     print(&summary, &points);
     Ok(())
 }

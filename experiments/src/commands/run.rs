@@ -10,7 +10,7 @@ use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::file::require_writable;
-use plimsoll_runtime::{ActionSet, Lineage, Problem};
+use plimsoll_runtime::{ActionSet, Lineage};
 
 use super::plan::parse_actions;
 use crate::chosen::{Chosen, PlannerFlags};
@@ -73,12 +73,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let tiers = open.on.tiers(tiers)?;
     let instance = Instance {
         lineage: Arc::new(Lineage::of(&open.trace)),
-        link: tiers.tiers.host,
+        tiers: tiers.tiers,
         budget_bytes: arguments.budget.resolve(open.trace.peak_bytes),
         actions: arguments.actions,
         trace: Arc::new(open.trace.clone()),
     };
-    let problem = Problem { tiers: tiers.tiers, ..instance.problem() };
+    let problem = instance.problem();
     let decided = policy.plan_or_refuse(problem, &arguments.planner.planner())?;
     let mut result = PointResult::planned(policy.name(), &problem, emulated, &decided);
     let plan = &decided.planned.plan;

@@ -27,6 +27,7 @@ use crate::machine::Machine;
 use crate::members::{self, Recorded};
 use crate::progress;
 use crate::provenance::{command_line, provenance_of};
+use crate::results::require_logdir;
 use crate::tensorboard::{Hyperparameter, RunLog};
 
 /// Updates between two validations.
@@ -133,6 +134,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     // All that can, fails before an hour of training does.
     [&arguments.out, &course.state].into_iter().try_for_each(|path| require_writable(path))?;
+    require_logdir(&arguments.logdir)?;
     let open = |stage| Course::open(&config, &arguments, stage, false);
     let mut later = (first + 1..algorithms.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
     let weights = course.pupil.weights()?;

@@ -57,7 +57,7 @@ impl<'a> Bench<'a> {
         let link = bed.on.reckoned_link()?;
         findings.set("link", link)?;
         let (lineage, trace) = (Arc::new(Lineage::of(&trace)), Arc::new(trace));
-        let instance = Instance { trace, lineage, link, budget_bytes: u64::MAX, actions: ActionSet::ALL };
+        let instance = Instance { trace, lineage, tiers: link.into(), budget_bytes: u64::MAX, actions: ActionSet::ALL };
         Ok((Bench { bed, workload, measured: MEASURED_WELL }, instance))
     }
 

@@ -95,7 +95,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
         let mut planned = completed(unlimited.problem(), nothing, &mut Largest);
         // No budget that it is held to: what such a plan needs, and may use.
         let needed = Instance { budget_bytes: planned.prediction.peak_bytes, ..unlimited };
-        let mut timeline = Timeline::new(&needed.trace, &needed.lineage, needed.link);
+        let mut timeline = Timeline::new(&needed.trace, &needed.lineage, needed.tiers);
         planned.prediction = timeline.predict(&planned.plan, needed.budget_bytes);
         bench.measure(&needed, 0.0, name, &Decided { planned, by: "largest" }, findings)?;
     }
@@ -137,9 +137,9 @@ fn save_trace(trace: &Trace, out: &Path) -> anyhow::Result<()> {
 
 /// The timetable of a plan, for Perfetto.
 fn draw_timetable(instance: &Instance, decided: &Decided, policy: &str, out: &Path) -> anyhow::Result<()> {
-    let (trace, lineage, link) = (&*instance.trace, &*instance.lineage, instance.link);
-    let (schedule, _) = Timeline::new(trace, lineage, link).schedule(&decided.planned.plan, instance.budget_bytes);
-    let timetable = Timetable::of(trace, lineage, &schedule, link);
+    let (trace, lineage, tiers) = (&*instance.trace, &*instance.lineage, instance.tiers);
+    let (schedule, _) = Timeline::new(trace, lineage, tiers).schedule(&decided.planned.plan, instance.budget_bytes);
+    let timetable = Timetable::of(trace, lineage, &schedule, tiers);
     let subject = Subject { trace, policy, budget_bytes: instance.budget_bytes };
     save_drawing(&out.join(format!("{}.perfetto.json.gz", trace.workload)), &chrome_trace(&subject, &timetable))
 }

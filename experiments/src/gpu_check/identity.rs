@@ -142,7 +142,7 @@ fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::
     let mut workload = bed.workload()?;
     let (trace, mut losses) = bed.record(workload.as_mut(), RECORDED)?;
     let lineage = Arc::new(Lineage::of(&trace));
-    let mut instance = Instance { lineage, link, budget_bytes: 0, actions, trace: Arc::new(trace) };
+    let mut instance = Instance { lineage, tiers: link.into(), budget_bytes: 0, actions, trace: Arc::new(trace) };
     let peak_bytes = instance.trace.peak_bytes;
     let names = if actions.swap && !actions.recompute { ["vdnn-dyn", "capuchin"] } else { ["dtr", "capuchin"] };
     let found = RATIOS.iter().flat_map(|ratio| names.map(|name| (ratio, name))).find_map(|(ratio, name)| {

@@ -372,7 +372,7 @@ fn describe(field: &Field, plans: &[Made]) -> Option<PointReport> {
         fingerprint: instance.trace.fingerprint(),
         operators: instance.trace.operators.len(),
         windows: instance.lineage.windows().len(),
-        link_bytes_per_s: (!field.point.is_recompute_only()).then_some(instance.link.offload_bytes_per_s),
+        link_bytes_per_s: (!field.point.is_recompute_only()).then_some(instance.tiers.host.offload_bytes_per_s),
         ratio: *ratio,
         budget_bytes: instance.budget_bytes,
         near_least: *near_least,

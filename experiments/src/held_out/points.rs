@@ -67,10 +67,10 @@ pub fn grid(traces: &[Arc<Trace>], links: &[Link], recompute_only: bool, learned
         let recomputing = vec![(links[0], ActionSet { swap: false, recompute: true })];
         let mut points = Vec::new();
         for settings in [swapping, recomputing].iter().filter(|settings| !settings.is_empty()) {
-            let instance = |(link, actions), budget_bytes| Instance {
+            let instance = |(link, actions): (Link, _), budget_bytes| Instance {
                 trace: trace.clone(),
                 lineage: lineage.clone(),
-                link,
+                tiers: link.into(),
                 budget_bytes,
                 actions,
             };
