@@ -3,7 +3,9 @@
 Prints as JSON what has come of it, and how often something was evicted."""
 
 import contextlib
+import ctypes
 import io
+import sys
 import warnings
 
 import job
@@ -96,6 +98,30 @@ def share_with_other_processes():
     shared.share_memory_()
     press()
     return [shared.sum().item(), doubled.sum().item(), shared.is_shared()]
+
+
+def launch_from_a_compiled_function():
+    @torch.compiler.disable
+    def add(values):
+        first = ctypes.c_float.from_address(values.data_ptr())
+        first.value += 0.5
+
+    def launch(values):
+        add(values)
+
+    if plimsoll := sys.modules.get("plimsoll"):
+        launch = plimsoll.by_address(launch)
+
+    @torch.compile(backend="eager")
+    def change(hidden):
+        hidden = hidden * 2
+        press()
+        # Here the graph breaks.
+        launch(hidden)
+        press()
+        return hidden + 1
+
+    return [change(torch.ones(64, 64) * 2).sum().item() for _ in range(2)]
 
 
 def save_again_after_an_interruption():
@@ -256,6 +282,7 @@ def main():
     uses = [change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption]
     uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize, change_what_is_saved, look_at_operators]
     uses += [nest, draw_below, grow, shrink, normalise_from_one_buffer, save_a_traced_module, share_with_other_processes]
+    uses += [launch_from_a_compiled_function]
     found = []
     for _ in range(4):
         with runtime.iteration() if runtime else contextlib.nullcontext():

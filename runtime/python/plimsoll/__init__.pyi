@@ -1,6 +1,6 @@
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,8 +21,8 @@ class Runtime:
     not by its address (`data_ptr`, a generator's `set_state`), unless an operator has just made or used it, or `touch` has. What
     shares its memory with NumPy or by DLPack stays. Between iterations all may be read.
 
-    Kernels that Triton launches, and functions of extensions in C++, find what they are given, which is kept or swapped from then
-    on, not computed again. Import this package before a program takes functions out of an extension.
+    Kernels that Triton launches find what they are given, which is kept or swapped from then on, not computed again. For functions
+    of extensions in C++ that launch kernels themselves see `by_address`.
 
     What `torch.compile` makes of a function is one operator: what it reads is there while it runs, and nothing within is evicted.
     Compile layers rather than the whole model. Leave CUDA graphs off, which go on with addresses that tensors have left; those of
@@ -116,4 +116,5 @@ def stand_by() -> None:
     of an iteration which is another thread's. Others do by themselves.
     """
 
+def by_address[**Given, Result](function: Callable[Given, Result]) -> Callable[Given, Result]: ...
 def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None: ...

@@ -1,23 +1,18 @@
 """What is done to modules of others, as soon as they are loaded."""
 
 import importlib.abc
-import importlib.util
 import sys
 
 
-class _WhenLoaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, name, prepare):
-        self.name = name
+class _Preparing(importlib.abc.Loader):
+    """A loader, and what is done when it has loaded a module."""
+
+    def __init__(self, loader, prepare):
+        self.loader = loader
         self.prepare = prepare
 
-    def find_spec(self, name, path, target=None):
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None:
-            self.loader, spec.loader = spec.loader, self
-        return spec
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
 
     def create_module(self, spec):
         return self.loader.create_module(spec)
@@ -28,9 +23,28 @@ class _WhenLoaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.prepare(module)
 
 
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what the other finders find."""
+
+    def __init__(self):
+        self.prepare = {}
+
+    def find_spec(self, name, path, target=None):
+        if name not in self.prepare:
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Preparing(spec.loader, self.prepare[name])
+        return spec
+
+
+_finder = _Finder()
+sys.meta_path.insert(0, _finder)
+
+
 def when_loaded(name, prepare):
-    """Has `prepare` called with the module of that name: now, or when it is loaded."""
+    """Has `prepare` called with the module of that name: now, if it is there, and whenever it is loaded."""
+    _finder.prepare[name] = prepare
     if name in sys.modules:
         prepare(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _WhenLoaded(name, prepare))

@@ -1,5 +1,7 @@
 """What PyTorch does with a storage past the dispatcher: operators announce it."""
 
+import functools
+
 import torch
 
 from . import _intercepted
@@ -178,6 +180,7 @@ def _saving_tensors(save):
     """`save`, whose first argument holds tensors, which it reads by their addresses where they are the host's: all at once."""
     announced = _announcing(save, tensors_in, "tensors")
 
+    @functools.wraps(save)
     def saves(*what, **how):
         is_hosts = all(tensor.is_cpu for tensor in tensors_in([*what, *how.values()]))
         return (announced if is_hosts else save)(*what, **how)

@@ -192,8 +192,8 @@ impl Builder {
         };
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
         let there = engine.tiers();
-        let tiers =
-            tiers.within(|tier| there.iter().filter(|there| there.tier == tier).map(|there| there.limit_bytes).sum());
+        let limits = |tier| there.iter().filter(move |there| there.tier == tier).map(|there| there.limit_bytes);
+        let tiers = tiers.within(|tier| limits(tier).fold(0, u64::saturating_add));
         let mut driver =
             Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, tiers.host)));
         driver.keeps_recipes = self.actions.recompute;
