@@ -2,9 +2,11 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, device as Device
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 class Runtime:
     """Keeps one training loop of the process within a budget. Make it before the model, for what is allocated earlier is
@@ -116,5 +118,5 @@ def stand_by() -> None:
     of an iteration which is another thread's. Others do by themselves.
     """
 
-def by_address[**Given, Result](function: Callable[Given, Result]) -> Callable[Given, Result]: ...
+def by_address(function: _Function) -> _Function: ...
 def touch(*tensors: Tensor, read: Sequence[Tensor] = ()) -> None: ...
