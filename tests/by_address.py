@@ -5,7 +5,6 @@ Prints as JSON what has come of it, and how often something was evicted."""
 import contextlib
 import ctypes
 import io
-import sys
 import warnings
 
 import job
@@ -106,11 +105,9 @@ def launch_from_a_compiled_function():
         first = ctypes.c_float.from_address(values.data_ptr())
         first.value += 0.5
 
+    @job.by_address
     def launch(values):
         add(values)
-
-    if plimsoll := sys.modules.get("plimsoll"):
-        launch = plimsoll.by_address(launch)
 
     @torch.compile(backend="eager")
     def change(hidden):

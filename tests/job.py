@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 import torch
 
@@ -20,6 +21,12 @@ def begin(description):
         runtime = plimsoll.Runtime(asked.budget, device=asked.device, swap=False if asked.recompute_alone else None)
     torch.manual_seed(0)
     return runtime, asked.device
+
+
+def by_address(function):
+    """`function`, of which plimsoll is told that it uses tensors by their addresses, where there is a budget."""
+    plimsoll = sys.modules.get("plimsoll")
+    return plimsoll.by_address(function) if plimsoll else function
 
 
 def end(runtime, found):

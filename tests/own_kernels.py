@@ -48,8 +48,7 @@ def main():
     import triton
 
     kernels, added = extension(), triton.jit(add)
-    by_address = sys.modules["plimsoll"].by_address if runtime else lambda function: function
-    Halved.halve, Halved.scale = by_address(kernels.cpu.halve), by_address(kernels.Scale(0.5).apply)
+    Halved.halve, Halved.scale = job.by_address(kernels.cpu.halve), job.by_address(kernels.Scale(0.5).apply)
     layers = [torch.nn.Linear(64, 64) for _ in range(10)]
     found = []
     for _ in range(8):

@@ -38,9 +38,10 @@ impl Machine {
             return Ok(Machine::AsRecorded);
         }
         let beside = config.and_then(Path::parent).map(|folder| folder.join("hardware"));
-        let named =
-            beside.into_iter().chain([PathBuf::from(PROFILES)]).map(|folder| folder.join(format!("{name}.toml")));
-        let paths = if name.ends_with(".toml") { vec![PathBuf::from(name)] } else { named.collect() };
+        let folders = beside.into_iter().chain([PathBuf::from(PROFILES)]);
+        let named = folders.map(|folder| folder.join(format!("{name}.toml")));
+        let mut paths = if name.ends_with(".toml") { vec![PathBuf::from(name)] } else { named.collect() };
+        paths.dedup();
         let there = paths.iter().find(|path| path.exists());
         let profile = match (there, HardwareProfile::SHIPPED.iter().find(|(shipped, _)| *shipped == name)) {
             (Some(path), _) => HardwareProfile::load(path)?,

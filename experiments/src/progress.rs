@@ -1,7 +1,7 @@
 //! Progress bars; where nobody looks at a terminal, lines of a log.
 
 use std::io::{self, IsTerminal};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
@@ -30,13 +30,30 @@ fn target() -> ProgressDrawTarget {
     if io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
     } else {
-        ProgressDrawTarget::term_like_with_hz(Box::new(Log(Mutex::new((String::new(), Instant::now())))), 1)
+        ProgressDrawTarget::term_like_with_hz(Box::new(Log::begin()), 1)
     }
 }
 
-/// What has been drawn last, and when a line was written.
+/// What is drawn, of which a line is written now and then.
 #[derive(Debug)]
-struct Log(Mutex<(String, Instant)>);
+struct Log(Mutex<Drawn>);
+
+#[derive(Debug)]
+struct Drawn {
+    line: String,
+    /// When a line was written.
+    logged: Instant,
+}
+
+impl Log {
+    fn begin() -> Self {
+        Log(Mutex::new(Drawn { line: String::new(), logged: Instant::now() }))
+    }
+
+    fn drawn(&self) -> MutexGuard<'_, Drawn> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl TermLike for Log {
     fn width(&self) -> u16 {
@@ -64,20 +81,20 @@ impl TermLike for Log {
     }
 
     fn write_str(&self, text: &str) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(|lock| lock.into_inner()).0.push_str(text);
+        self.drawn().line.push_str(text);
         Ok(())
     }
 
     fn clear_line(&self) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(|lock| lock.into_inner()).0.clear();
+        self.drawn().line.clear();
         Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
-        let mut drawn = self.0.lock().unwrap_or_else(|lock| lock.into_inner());
-        let line = std::mem::take(&mut drawn.0);
-        if drawn.1.elapsed() >= LOGGED_EVERY && !line.trim().is_empty() {
-            drawn.1 = Instant::now();
+        let mut drawn = self.drawn();
+        let line = std::mem::take(&mut drawn.line);
+        if drawn.logged.elapsed() >= LOGGED_EVERY && !line.trim().is_empty() {
+            drawn.logged = Instant::now();
             eprintln!("{}", line.trim());
         }
         Ok(())

@@ -14,13 +14,9 @@ if not torch.__version__.startswith(_LIBTORCH):
 from ._plimsoll import Guard, Loop, Runtime, stand_by  # noqa: E402
 
 # What programs do past the dispatcher, by operators of the extension.
-from . import _compiled, _composites, _higher_order, _intercepted, _kernels  # noqa: E402
-from . import _loaded, _optimizers, _regions, _storages, _threads  # noqa: E402
+from . import _compiled, _composites, _higher_order, _optimizers, _storages, _threads  # noqa: E402, F401
 from ._kernels import by_address  # noqa: E402
-from ._uncompiled import leave_uncompiled  # noqa: E402
-
-for _module in (_compiled, _composites, _intercepted, _kernels, _loaded, _optimizers, _regions, _storages, _threads):
-    leave_uncompiled(_module)
+from . import _uncompiled  # noqa: E402, F401
 
 
 def touch(*tensors, read=()):

@@ -11,7 +11,7 @@ import torch
 from . import _intercepted
 from ._kernels import by_address
 from ._loaded import when_loaded
-from ._regions import within
+from ._regions import tensors_in, within
 
 # Operators of others may keep things to themselves, and give other bits when they run again.
 _OPERATORS = re.compile(r"\btorch\.ops\.(\w+)\.")
@@ -32,7 +32,7 @@ class _Layout:
         self.read = [index for index in tensors if index not in written]
         self.written = [index for index in tensors if index in written]
         self.numbers = [index for index, value in enumerate(inputs) if isinstance(value, int)]
-        self.constants = _tensors((_constants.get(id(graph)) or graph.constants or {}).values())
+        self.constants = tensors_in(_constants.get(id(graph)) or graph.constants or {})
         is_understood = len(tensors) + len(self.numbers) == len(inputs)
         is_function = _FUNCTIONS.issuperset(_OPERATORS.findall(graph.source_code))
         # Random numbers are drawn again by the generator of that device.
@@ -67,21 +67,17 @@ def _layout_of(graph, run, inputs):
     return layout
 
 
-def _tensors(results):
-    return [result for result in results if isinstance(result, torch.Tensor)]
-
-
 def run_as_region(graph, run, inputs):
     """What `run` makes of a graph and its inputs: a list of their own, which it may let go of."""
     if not _intercepted.is_under_way():
         return run(graph, inputs)
     layout = _layout_of(graph, run, inputs)
-    return within(lambda: layout.enter(inputs), lambda: run(graph, inputs), _tensors)
+    return within(lambda: layout.enter(inputs), lambda: run(graph, inputs), tensors_in)
 
 
 def _run_again(read, written, numbers, graph):
     layout = _layouts[graph]
-    return _tensors(layout.run(layout.graph, layout.inputs(read, written, numbers)))
+    return tensors_in(layout.run(layout.graph, layout.inputs(read, written, numbers)))
 
 
 def _prepare_inductor(module):

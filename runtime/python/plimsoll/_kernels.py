@@ -11,30 +11,31 @@ from ._loaded import when_loaded
 from ._regions import tensors_in, touching
 
 
-def _is_seen():
-    # Under a transform of functorch's, tensors stand for others.
-    return _intercepted.is_under_way() and torch._C._functorch.peek_interpreter_stack() is None
+def _announced(function, tensors_of):
+    """`function`, each call of which is a region that may write the tensors in what it is given."""
+
+    @functools.wraps(function)
+    def announced(*given, **named):
+        # Under a transform of functorch's, tensors stand for others.
+        if not _intercepted.is_under_way() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return function(*given, **named)
+        written = tensors_of([*given, *named.values()])
+        return touching([], written, lambda: function(*given, **named), tensors_in)
+
+    return announced
 
 
 def by_address(function):
     """`function`, whose kernels no operator of PyTorch's launches: one of an extension in C++ that goes by `data_ptr`, say.
 
-    Within an iteration each call is one operator, if it is given tensors: they are there meanwhile, and taken for written, so that
+    Within an iteration each call is one operator: the tensors that it is given are there meanwhile, and taken for written, so that
     they are kept or swapped afterwards, not computed again; nor is what it returns. Nothing within is evicted, and no operator within
     brings anything back: it is to use no other tensors than it is given and makes, and to leave no graph to autograd. Wrap it in a
     `torch.autograd.Function` as it is without this package.
 
         flash_forward = plimsoll.by_address(extension.flash_forward)
     """
-
-    @functools.wraps(function)
-    def announced(*given, **named):
-        written = tensors_in([*given, *named.values()])
-        if not written or not _is_seen():
-            return function(*given, **named)
-        return touching([], written, lambda: function(*given, **named), tensors_in)
-
-    return announced
+    return _announced(function, tensors_in)
 
 
 def _operands(value):
@@ -46,28 +47,17 @@ def _operands(value):
     return _operands(value.base) if type(value).__module__.startswith("triton.") and hasattr(value, "base") else []
 
 
-def _launching(launch):
-    @functools.wraps(launch)
-    def announced(*given, **named):
-        written = _operands([*given, *named.values()])
-        if not written or not _is_seen():
-            return launch(*given, **named)
-        return touching([], written, lambda: launch(*given, **named))
-
-    return announced
-
-
 def _prepare_functions(module):
-    module.JITFunction.run = _launching(module.JITFunction.run)
+    module.JITFunction.run = _announced(module.JITFunction.run, _operands)
 
 
 def _prepare_interpreted_functions(module):
-    module.InterpretedFunction.run = _launching(module.InterpretedFunction.run)
+    module.InterpretedFunction.run = _announced(module.InterpretedFunction.run, _operands)
 
 
 def _prepare_compiled_kernels(module):
     get_launcher = module.CompiledKernel.__getitem__
-    module.CompiledKernel.__getitem__ = lambda kernel, grid: _launching(get_launcher(kernel, grid))
+    module.CompiledKernel.__getitem__ = lambda kernel, grid: _announced(get_launcher(kernel, grid), _operands)
 
 
 when_loaded("triton.runtime.jit", _prepare_functions)

@@ -138,13 +138,13 @@ def _told_apart_by_storage(identity):
     return told_apart
 
 
-def _announcing(save, held, name=None):
-    """`save`, whose first argument, of that name, is a module or the like: it reads the tensors that are `held` there, all at once."""
+def _announcing(save, held):
+    """`save`, whose first argument is a module or a program: it reads the tensors that are `held` there, all at once."""
 
     def announced(*what, **how):
         if not _intercepted.is_under_way():
             return save(*what, **how)
-        return touching(held(what[0] if what else how[name]), [], lambda: save(*what, **how))
+        return touching(held(what[0] if what else how["ep"]), [], lambda: save(*what, **how))
 
     return announced
 
@@ -177,15 +177,16 @@ def _prepare_safetensors(module):
 
 
 def _saving_tensors(save):
-    """`save`, whose first argument holds tensors, which it reads by their addresses where they are the host's: all at once."""
-    announced = _announcing(save, tensors_in, "tensors")
+    """`save`, which reads the tensors that it is given by their addresses where they are the host's: all at once."""
 
     @functools.wraps(save)
-    def saves(*what, **how):
-        is_hosts = all(tensor.is_cpu for tensor in tensors_in([*what, *how.values()]))
-        return (announced if is_hosts else save)(*what, **how)
+    def announced(*what, **how):
+        read = tensors_in([*what, *how.values()])
+        if not _intercepted.is_under_way() or not all(tensor.is_cpu for tensor in read):
+            return save(*what, **how)
+        return touching(read, [], lambda: save(*what, **how))
 
-    return saves
+    return announced
 
 
 for _name in ("resize_", "_share_fd_cpu_", "_share_filename_cpu_"):
@@ -211,5 +212,5 @@ for _kind in (torch.jit.ScriptModule, torch.jit.RecursiveScriptModule):
         setattr(_kind, _name, _announcing(getattr(_kind, _name), _held_by_script))
 _function.save = _announcing(_function.save, _constants_of)
 _function.save_to_buffer = _announcing(_function.save_to_buffer, _constants_of)
-torch.export.save = _announcing(torch.export.save, _held_by_exported, "ep")
+torch.export.save = _announcing(torch.export.save, _held_by_exported)
 when_loaded("safetensors.torch", _prepare_safetensors)

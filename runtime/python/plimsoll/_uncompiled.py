@@ -1,5 +1,6 @@
-"""What this package does beside a program is not the program's: where Dynamo breaks a graph it would trace it."""
+"""What this package does beside a program is not the program's: where Dynamo breaks a graph it would trace it. To be loaded last."""
 
+import sys
 import types
 
 from torch._C._dynamo import eval_frame
@@ -8,14 +9,14 @@ _LEAVE_ALONE = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_
 
 
 def _leave_alone(code):
+    # With those of the functions that it makes; what it calls is traced, as before.
     eval_frame.set_code_exec_strategy(code, _LEAVE_ALONE)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             _leave_alone(constant)
 
 
-def leave_uncompiled(module):
-    """Has no function of a module traced, nor those that they make; what these call is, as before."""
-    for function in vars(module).values():
-        if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
-            _leave_alone(function.__code__)
+for _name in [name for name in sys.modules if name.startswith(f"{__package__}.")]:
+    for _function in vars(sys.modules[_name]).values():
+        if isinstance(_function, types.FunctionType) and _function.__module__ == _name:
+            _leave_alone(_function.__code__)

@@ -59,9 +59,8 @@ fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyR
     let place = device.open().map_err(runtime_error)?;
     torch::Session::install_on(place).map_err(runtime_error)?;
     let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
-    let link = CopyTable::reckoned_link(&engines, place);
-    let link =
-        link.map_err(|error| runtime_error(format!("copies within {limit_bytes} bytes of the host: {error}")))?;
+    let link = CopyTable::reckoned_link(&engines, place)
+        .map_err(|error| runtime_error(format!("copies within {limit_bytes} bytes of the host: {error}")))?;
     Ok(builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link))
 }
 

@@ -128,6 +128,15 @@ impl Ground {
         })
     }
 
+    /// A program finds the same within each of `budgets` as left alone, though much is away.
+    fn finds_the_same(&self, program: &str, environment: &[(&str, &str)], budgets: &[&str]) {
+        let run = |flags: &str| self.start(program, flags, environment).end().unwrap();
+        let untouched = run("");
+        for budget in budgets {
+            assert_found(&run(budget), &untouched);
+        }
+    }
+
     /// The job on `device`, left alone and by each of `policies` within 70 % of what it takes.
     fn keeps_every_bit(&self, device: &str, policies: &[&str]) {
         let untouched = self.job(&format!("--device {device}")).unwrap();
@@ -477,14 +486,8 @@ fn a_packaged_model_finds_what_it_reads() {
     let folder = tempfile::tempdir().unwrap();
     let [package, cache] =
         ["teacher.pt2", "inductor"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
-    let run = |flags: &str| {
-        let environment = [("PACKAGE", package.as_str()), ("TORCHINDUCTOR_CACHE_DIR", &cache)];
-        ground.start("packaged.py", flags, &environment).end().unwrap()
-    };
-    let untouched = run("");
-    for budget in ["--budget 440kB", "--budget 400kB"] {
-        assert_found(&run(budget), &untouched);
-    }
+    let environment = [("PACKAGE", package.as_str()), ("TORCHINDUCTOR_CACHE_DIR", &cache)];
+    ground.finds_the_same("packaged.py", &environment, &["--budget 440kB", "--budget 400kB"]);
 }
 
 #[test]
@@ -496,11 +499,7 @@ fn kernels_of_a_jobs_own_find_what_they_read_and_what_they_write_is_not_lost() {
     let folder = tempfile::tempdir().unwrap();
     let extension = extension("own_kernels", folder.path());
     let environment = [("EXTENSION", extension.to_str().unwrap())];
-    let run = |flags: &str| ground.start("own_kernels.py", flags, &environment).end().unwrap();
-    let untouched = run("");
-    for budget in ["--budget 450kB", "--budget 400kB"] {
-        assert_found(&run(budget), &untouched);
-    }
+    ground.finds_the_same("own_kernels.py", &environment, &["--budget 450kB", "--budget 400kB"]);
 }
 
 #[test]
@@ -563,11 +562,8 @@ fn what_is_made_again_is_made_as_it_was() {
 #[test]
 fn what_is_used_by_its_address_is_there() {
     let Some(ground) = ground() else { return };
-    let run = |flags| ground.start("by_address.py", flags, &[]).end().unwrap();
-    let untouched = run("");
-    for budget in ["--budget 200kB", "--budget 140kB", "--budget 300kB --recompute-alone"] {
-        assert_found(&run(budget), &untouched);
-    }
+    let budgets = ["--budget 200kB", "--budget 140kB", "--budget 300kB --recompute-alone"];
+    ground.finds_the_same("by_address.py", &[], &budgets);
 }
 
 #[test]

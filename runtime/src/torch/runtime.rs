@@ -191,9 +191,7 @@ impl Builder {
             None => HostEngine::probe()?.into(),
         };
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
-        let there = engine.tiers();
-        let limits = |tier| there.iter().filter(move |there| there.tier == tier).map(|there| there.limit_bytes);
-        let tiers = tiers.within(|tier| limits(tier).fold(0, u64::saturating_add));
+        let tiers = tiers.within(|tier| engine.limit_bytes(tier));
         let mut driver =
             Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, tiers.host)));
         driver.keeps_recipes = self.actions.recompute;

@@ -215,6 +215,12 @@ pub trait CopyEngine: Send {
     /// What each slow tier holds.
     fn tiers(&self) -> Vec<TierUse>;
 
+    /// Most bytes that `tier` may hold: none where there is no such tier.
+    fn limit_bytes(&self, tier: Tier) -> u64 {
+        let limits = self.tiers().into_iter().filter(|there| there.tier == tier).map(|there| there.limit_bytes);
+        limits.fold(0, u64::saturating_add)
+    }
+
     /// Most bytes that the slow tiers have held, in whole pages; each counted at its own highest.
     fn high_water_bytes(&self) -> u64 {
         self.tiers().iter().map(|tier| tier.high_water_bytes).sum()
