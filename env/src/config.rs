@@ -17,6 +17,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
+use plimsoll_runtime::hardware::PAGE_BYTES;
 use plimsoll_runtime::plan::{Action, ActionSet};
 use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -31,9 +32,6 @@ use error::nearest;
 const COST_NOISE_MAX: f64 = 2.0;
 /// The most members that are drawn: each is a loop to be recorded.
 const MEMBERS_MAX: usize = 10_000;
-
-/// What slow tiers are divided into.
-const PAGE_BYTES: u64 = plimsoll_runtime::torch::copy::PAGE_BYTES as u64;
 
 /// A family's configuration file, checked.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,8 +9,7 @@ use clap::Args;
 use plimsoll_env::config::Spill;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Bytes;
-use plimsoll_runtime::hardware::FileTier as FileCost;
-use plimsoll_runtime::torch::copy::PAGE_BYTES;
+use plimsoll_runtime::hardware::{FileTier as FileCost, PAGE_BYTES};
 use plimsoll_runtime::torch::{CopyEngine, FileEngine, FileTier, HostEngine, TieredEngine};
 use plimsoll_runtime::{Link, SlowTiers};
 
@@ -80,10 +79,7 @@ impl TierFlags {
 /// A limit that holds something.
 fn limit(flag: &str, limit: Option<Bytes>) -> anyhow::Result<u64> {
     let Some(Bytes(bytes)) = limit else { return Ok(u64::MAX) };
-    ensure!(
-        bytes >= PAGE_BYTES as u64,
-        "{flag} {bytes}: a tier of less than one page, {PAGE_BYTES} bytes, holds nothing"
-    );
+    ensure!(bytes >= PAGE_BYTES, "{flag} {bytes}: a tier of less than one page, {PAGE_BYTES} bytes, holds nothing");
     Ok(bytes)
 }
 

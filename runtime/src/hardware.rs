@@ -9,6 +9,9 @@ use crate::trace::{Storage, StorageId, Trace};
 /// more than its bytes on the links of today (10 µs at 25 GB/s are 250 kB).
 pub const SLAB_MEMBER_BYTES_MAX: u64 = 256 << 10;
 
+/// Slow tiers hold whole pages, each slab its own.
+pub const PAGE_BYTES: u64 = 4096;
+
 /// No single copy is taken to last longer, about 18 minutes: a link as slow as that, or of no bandwidth, is as good as
 /// none, and times stay far from overflow.
 const COPY_NS_MAX: u64 = 1 << 40;

@@ -84,9 +84,9 @@ pub struct Prediction {
     pub prefetched_bytes: u64,
     /// Bytes over the budget at the worst moment.
     pub over_budget_bytes: u64,
-    /// Most bytes in the host's memory at any moment.
+    /// Most bytes whose copies are in the host's memory at any moment.
     pub host_peak_bytes: u64,
-    /// Most bytes in the file at any moment.
+    /// Most bytes whose copies are in the file at any moment.
     pub file_peak_bytes: u64,
     /// Bytes of swaps that the plan asks for and no slow tier has room for: those storages stay on the device.
     pub refused_bytes: u64,

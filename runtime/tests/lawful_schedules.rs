@@ -79,18 +79,19 @@ fn check_plan(trace: &Trace, lineage: &Lineage, tiers: SlowTiers, plan: &Plan, b
     let later = carry_out(trace, lineage.edges(), &read_out);
     // What goes to a slow tier later is there for less.
     assert_eq!(
-        Carried { slow_peak_bytes: carried.slow_peak_bytes, ..later },
+        Carried { slow_peak_bytes: carried.slow_peak_bytes, held_peak_bytes: carried.held_peak_bytes, ..later },
         carried,
         "what makes way for what is read out"
     );
     assert!(later.slow_peak_bytes <= carried.slow_peak_bytes, "{later:?} {carried:?}");
+    assert!(later.held_peak_bytes <= carried.held_peak_bytes, "{later:?} {carried:?}");
     assert_eq!(carried.peak_bytes, prediction.peak_bytes, "peak");
     assert_eq!(carried.rerun_ns, prediction.recompute_ns, "time of reruns");
     assert_eq!(carried.offloaded_bytes, prediction.offloaded_bytes, "offloaded");
     assert_eq!(carried.prefetched_bytes, prediction.prefetched_bytes, "prefetched");
     assert_eq!(carried.slow_peak_bytes, [prediction.host_peak_bytes, prediction.file_peak_bytes], "slow tiers");
     for tier in [Tier::Host, Tier::File] {
-        assert!(carried.slow_peak_bytes[tier as usize] <= tiers.limit_bytes(tier), "{tier:?} limit");
+        assert!(carried.held_peak_bytes[tier as usize] <= tiers.limit_bytes(tier), "{tier:?} limit");
     }
     assert_eq!(prediction.over_budget_bytes, prediction.peak_bytes.saturating_sub(budget_bytes), "over budget");
     let without_evictions = lineage.keep_all_makespan_ns();

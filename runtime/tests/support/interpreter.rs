@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use plimsoll_runtime::hardware::Tier;
+use plimsoll_runtime::hardware::{PAGE_BYTES, Tier};
 use plimsoll_runtime::lineage::{EVICTION_FLOOR_BYTES, Edges};
 use plimsoll_runtime::schedule::Instruction;
 use plimsoll_runtime::trace::{AccessMode, OperatorId, StorageId};
@@ -126,8 +126,26 @@ pub struct Carried {
     pub prefetched_bytes: u64,
     /// Most bytes of copies in the host's memory, and in the file.
     pub slow_peak_bytes: [u64; 2],
+    /// The same with what engines hold for them: whole pages, and slabs until the last copy in them goes.
+    pub held_peak_bytes: [u64; 2],
     /// Copies that moved together with the one before them.
     pub joined: u64,
+}
+
+/// Copies that were made together.
+#[derive(Debug)]
+struct Slab {
+    tier: Tier,
+    bytes: u64,
+    /// Those that are still wanted.
+    copies: usize,
+}
+
+impl Slab {
+    /// What it takes of its tier.
+    fn held_bytes(&self) -> u64 {
+        if self.copies == 0 { 0 } else { self.bytes.div_ceil(PAGE_BYTES) * PAGE_BYTES }
+    }
 }
 
 struct Interpreter<'a> {
@@ -139,9 +157,11 @@ struct Interpreter<'a> {
     /// Operators that have run.
     done: usize,
     device_bytes: u64,
-    /// Per storage: the tier that its copy is in.
-    tier: Vec<Option<Tier>>,
+    slabs: Vec<Slab>,
+    /// Per storage: the slab that its copy is in.
+    slab: Vec<Option<usize>>,
     slow_bytes: [u64; 2],
+    held_bytes: [u64; 2],
     /// The step before the one at hand, if both stand before the same operator.
     previous: Option<Instruction>,
     carried: Carried,
@@ -164,8 +184,10 @@ pub fn carry_out(trace: &Trace, edges: &Edges, schedule: &Schedule) -> Carried {
         beside: BTreeMap::new(),
         done: 0,
         device_bytes: trace.unseen_bytes,
-        tier: vec![None; trace.storages.len()],
+        slabs: Vec::new(),
+        slab: vec![None; trace.storages.len()],
         slow_bytes: [0; 2],
+        held_bytes: [0; 2],
         previous: None,
         carried: Carried::default(),
     };
@@ -206,12 +228,48 @@ impl Interpreter<'_> {
         self.device_bytes -= bytes;
     }
 
+    /// A copy is made, with those of the last slab or by itself.
+    fn copy_to(&mut self, storage: StorageId, tier: Tier, joins: bool) {
+        if !joins {
+            self.slabs.push(Slab { tier, bytes: 0, copies: 0 });
+        }
+        let last = self.slabs.len() - 1;
+        assert_eq!(self.slab[storage.index()].replace(last), None, "storage {} has a copy", storage.0);
+        let bytes = self.bytes(storage);
+        self.change(last, |slab| {
+            slab.bytes += bytes;
+            slab.copies += 1;
+        });
+        self.slow_bytes[tier as usize] += bytes;
+        let most = [
+            (&mut self.carried.slow_peak_bytes, &self.slow_bytes),
+            (&mut self.carried.held_peak_bytes, &self.held_bytes),
+        ];
+        for (most, now) in most {
+            most[tier as usize] = most[tier as usize].max(now[tier as usize]);
+        }
+    }
+
+    fn change(&mut self, slab: usize, change: impl FnOnce(&mut Slab)) {
+        let slab = &mut self.slabs[slab];
+        let before = slab.held_bytes();
+        change(slab);
+        let held = &mut self.held_bytes[slab.tier as usize];
+        *held = *held - before + slab.held_bytes();
+    }
+
     /// A copy's room is given back.
     fn forget_copy(&mut self, storage: StorageId) {
         self.seats[storage.index()].copy = None;
-        if let Some(tier) = self.tier[storage.index()].take() {
-            self.slow_bytes[tier as usize] -= self.bytes(storage);
+        if let Some(slab) = self.slab[storage.index()].take() {
+            self.slow_bytes[self.slabs[slab].tier as usize] -= self.bytes(storage);
+            self.change(slab, |slab| slab.copies -= 1);
         }
+    }
+
+    /// The tier that its copy is in.
+    fn tier(&self, storage: StorageId) -> Option<Tier> {
+        self.slab[storage.index()].map(|slab| self.slabs[slab].tier)
     }
 
     fn expect(&self, storage: StorageId, place: Place, what: Instruction) {
@@ -230,10 +288,7 @@ impl Interpreter<'_> {
                     assert!(self.previous.is_some_and(alike), "{instruction:?} joins {:?}", self.previous);
                     self.carried.joined += 1;
                 }
-                assert_eq!(self.tier[storage.index()].replace(tier), None, "{instruction:?} while there is a copy");
-                self.slow_bytes[tier as usize] += self.bytes(storage);
-                let most = &mut self.carried.slow_peak_bytes[tier as usize];
-                *most = (*most).max(self.slow_bytes[tier as usize]);
+                self.copy_to(storage, tier, joins);
                 self.carried.offloaded_bytes += self.bytes(storage);
                 let seat = &mut self.seats[storage.index()];
                 (seat.place, seat.copy) = (Place::Offloading, seat.device);
@@ -241,10 +296,7 @@ impl Interpreter<'_> {
             Instruction::LeaveAway { storage, tier } => {
                 self.expect(storage, Place::Resident, instruction);
                 assert!(self.done == 0 && self.edges.away.contains(&storage), "{instruction:?} is not away");
-                assert_eq!(self.tier[storage.index()].replace(tier), None, "{instruction:?} while there is a copy");
-                self.slow_bytes[tier as usize] += self.bytes(storage);
-                let most = &mut self.carried.slow_peak_bytes[tier as usize];
-                *most = (*most).max(self.slow_bytes[tier as usize]);
+                self.copy_to(storage, tier, false);
                 self.seats[storage.index()].copy = self.seats[storage.index()].device;
                 self.vacate(storage, Place::Offloaded);
             }
@@ -260,9 +312,7 @@ impl Interpreter<'_> {
                 self.expect(storage, Place::Offloaded, instruction);
                 if joins {
                     let alike = |other| match other {
-                        Instruction::Prefetch { storage: before, .. } => {
-                            self.tier[before.index()] == self.tier[storage.index()]
-                        }
+                        Instruction::Prefetch { storage: before, .. } => self.tier(before) == self.tier(storage),
                         _ => false,
                     };
                     assert!(self.previous.is_some_and(alike), "{instruction:?} joins {:?}", self.previous);

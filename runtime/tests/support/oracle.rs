@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use plimsoll_runtime::hardware::{Link, SLAB_MEMBER_BYTES_MAX, SlowTiers, Tier};
+use plimsoll_runtime::hardware::{Link, PAGE_BYTES, SLAB_MEMBER_BYTES_MAX, SlowTiers, Tier};
 use plimsoll_runtime::lineage::{VersionId, WindowId};
 use plimsoll_runtime::schedule::Instruction;
 use plimsoll_runtime::trace::{OperatorId, StorageId};
@@ -100,6 +100,15 @@ struct Moment {
     retained: Vec<RetainedEntry>,
 }
 
+/// Room in a tier that is given back at once.
+struct PlacedSlab {
+    tier: Tier,
+    bytes: u64,
+    is_of_small: bool,
+    /// Those in it whose windows have not ended.
+    there: Vec<WindowId>,
+}
+
 struct Oracle<'a> {
     trace: &'a Trace,
     lineage: &'a Lineage,
@@ -187,35 +196,49 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// The tier of every swap, in order of their starts.
+    /// The tier of every swap, in order of their starts. Small ones that start together are in one slab, which is there until the
+    /// last of them has ended.
     fn place(&mut self) {
-        let mut used = [0u64; 2];
+        let mut slabs: Vec<PlacedSlab> = Vec::new();
         for index in 0..=self.trace.operators.len() {
-            self.leave(index, false, &mut used);
+            self.leave(index, false, &mut slabs);
+            let earlier = slabs.len();
             for &id in self.lineage.windows_starting(index) {
                 let bytes = self.bytes(self.lineage.window(id).storage);
                 if self.actions[id.index()] == Action::Swap {
-                    let roomy = |tier: &Tier| used[*tier as usize] + bytes <= self.tiers.limit_bytes(*tier);
+                    let pages = bytes.div_ceil(PAGE_BYTES) * PAGE_BYTES;
+                    let used = |tier| slabs.iter().filter(|slab| slab.tier == tier).map(|slab| slab.bytes).sum::<u64>();
+                    let roomy = |tier: &Tier| used(*tier) + pages <= self.tiers.limit_bytes(*tier);
                     if let Some(tier) = [Tier::Host, Tier::File].into_iter().find(roomy) {
                         self.tier[id.index()] = tier;
-                        used[tier as usize] += bytes;
+                        let is_small = bytes <= SLAB_MEMBER_BYTES_MAX;
+                        let alike = |slab: &&mut PlacedSlab| is_small && slab.is_of_small && slab.tier == tier;
+                        match slabs[earlier..].iter_mut().find(alike) {
+                            Some(slab) => {
+                                slab.bytes += pages;
+                                slab.there.push(id);
+                            }
+                            None => {
+                                slabs.push(PlacedSlab { tier, bytes: pages, is_of_small: is_small, there: vec![id] })
+                            }
+                        }
                     } else {
                         self.actions[id.index()] = Action::Keep;
                         self.at.result.refused_bytes += bytes;
                     }
                 }
             }
-            self.leave(index, true, &mut used);
+            self.leave(index, true, &mut slabs);
         }
     }
 
-    fn leave(&self, index: usize, used_again: bool, used: &mut [u64; 2]) {
-        for &id in self.lineage.windows_ending(index) {
-            let window = self.lineage.window(id);
-            if window.used_again == used_again && self.actions[id.index()] == Action::Swap {
-                used[self.tier[id.index()] as usize] -= self.bytes(window.storage);
-            }
-        }
+    fn leave(&self, index: usize, used_again: bool, slabs: &mut Vec<PlacedSlab>) {
+        let is_over = |id: &WindowId| {
+            let window = self.lineage.window(*id);
+            window.used_again == used_again && window.end as usize == index
+        };
+        slabs.iter_mut().for_each(|slab| slab.there.retain(|id| !is_over(id)));
+        slabs.retain(|slab| !slab.there.is_empty());
     }
 
     /// As late as the copies behind each other allow, and only where the bytes are free from then on.

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::ticket::Done;
 use super::{CopyError, TierUse};
-use crate::hardware::Tier;
+use crate::hardware::{self, Tier};
 use crate::locks::lock;
 
 /// Slabs are whole pages. A tier's limit is counted in them.
-pub const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = hardware::PAGE_BYTES as usize;
 
 /// `bytes` in whole pages, at least one.
 pub(super) fn whole_pages(bytes: usize) -> usize {
