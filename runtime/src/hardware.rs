@@ -165,6 +165,13 @@ impl SlowTiers {
         self.file.map_or(host, |file| host.min(of(&file.link)))
     }
 
+    /// The same where `tier` has refused to hold so many bytes: with less in it.
+    pub(crate) fn having_refused(self, tier: Tier, refused_bytes: u64) -> Self {
+        let limit_bytes = self.limit_bytes(tier).min(refused_bytes);
+        let less_bytes = (refused_bytes - limit_bytes).max(limit_bytes / 64).max(PAGE_BYTES);
+        self.within(|other| if other == tier { limit_bytes.saturating_sub(less_bytes) } else { u64::MAX })
+    }
+
     /// The same with no more in a tier than `limit_bytes` says.
     pub(crate) fn within(self, limit_bytes: impl Fn(Tier) -> u64) -> Self {
         let limited = |file: FileTier| FileTier { limit_bytes: file.limit_bytes.min(limit_bytes(Tier::File)), ..file };

@@ -1,5 +1,5 @@
-//! When iterations take longer than they did, the runtime measures anew, the link as well as the operators, plans anew, and
-//! keeps budget and bits.
+//! When iterations take longer than they did, or a slow tier holds less than it says, the runtime measures anew, the link as well
+//! as the operators, plans anew, and keeps budget and bits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,6 +45,29 @@ impl CopyEngine for Slowing {
 
     fn tiers(&self) -> Vec<TierUse> {
         self.inner.tiers()
+    }
+}
+
+/// An engine that says that it has room for everything.
+struct Boastful(HostEngine);
+
+impl CopyEngine for Boastful {
+    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+        // SAFETY: passed on.
+        unsafe { self.0.offload(pieces, tier) }
+    }
+
+    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+        // SAFETY: passed on.
+        unsafe { self.0.prefetch(copies) }
+    }
+
+    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+        self.0.wait(ticket)
+    }
+
+    fn tiers(&self) -> Vec<TierUse> {
+        self.0.tiers().into_iter().map(|tier| TierUse { limit_bytes: u64::MAX, ..tier }).collect()
     }
 }
 
@@ -179,4 +202,30 @@ fn a_new_plan_knows_how_fast_the_link_has_become() {
     // At a thousandth of the bandwidth whatever was swapped is better recomputed.
     assert!(after.offloaded_bytes < fast.offloaded_bytes / 2, "{after:?}");
     assert!(after.reruns > fast.reruns, "{after:?}");
+}
+
+#[test]
+fn a_slow_tier_that_holds_less_than_it_says_is_soon_asked_for_less() {
+    const ITERATIONS: usize = 30;
+    /// Less than is swapped while nothing is planned.
+    const HELD_BYTES: u64 = 128 << 10;
+    let _running = one_at_a_time();
+    let untouched = Untouched::run(|| Perceptron::new(12), iterate, ITERATIONS);
+    let swapping = |limit_bytes: u64| {
+        let engine = Box::new(Boastful(HostEngine::with_limit(limit_bytes, None)));
+        let mut runtime = builder().baseline("dtr-swap").engine(engine).build().unwrap();
+        let mut workload = Perceptron::new(12);
+        let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);
+        assert_held(&reports, runtime.budget().as_bytes(), "the loop");
+        Stage::of(&losses, &workload).assert_same(&untouched.stage, "the loop");
+        (runtime.report().slow_tier_high_water_bytes, reports)
+    };
+    let (wanted_bytes, reports) = swapping(u64::MAX);
+    assert!(wanted_bytes > HELD_BYTES && reports.iter().all(|report| report.failed_copies == 0), "{reports:?}");
+    let (held_bytes, reports) = swapping(HELD_BYTES);
+    assert!(held_bytes <= HELD_BYTES, "{held_bytes} bytes");
+    assert!(reports[..2].iter().any(|report| report.failed_copies > 0), "nothing was refused");
+    for report in &reports[ITERATIONS / 2..] {
+        assert!(report.followed && report.failed_copies == 0 && report.offloaded_bytes > 0, "{report:?}");
+    }
 }

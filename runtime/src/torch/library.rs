@@ -242,6 +242,7 @@ impl Library {
 
     fn learn_program(&mut self, driver: &mut Driver, ended: Ended) -> Part {
         self.clock += 1;
+        self.heed_refusals(driver);
         let Ended { report: iteration, recorded, on_device_ns, program, ran_short, .. } = ended;
         let tells_anew = program.is_some_and(|program| driver.programs[program].ladder.is_told_anew());
         self.makespan_ns = iteration.makespan_ns;
@@ -478,6 +479,18 @@ impl Library {
             }
         }
         self.shelves.insert(rung.serial, shelf);
+    }
+
+    /// Counts on less of a tier that has refused what it says that it has room for, and no longer on swaps alone.
+    fn heed_refusals(&mut self, driver: &mut Driver) {
+        let before = self.tiers;
+        for (tier, bytes) in driver.residency.take_refused() {
+            self.tiers = self.tiers.having_refused(tier, bytes);
+        }
+        if self.tiers != before {
+            driver.keeps_all_recipes |= driver.keeps_recipes;
+            self.replan_all(&mut driver.programs);
+        }
     }
 
     /// What is remembered of a rung, for as long as that is worked on.

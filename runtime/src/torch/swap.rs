@@ -22,9 +22,12 @@ impl Residency {
         let Some(&first) = entries.first() else { return Ok(()) };
         // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
         let mut started = unsafe { self.engine.offload(&pieces, tier) };
-        if started.is_err() && tier == Tier::Host {
-            // SAFETY: as above.
-            started = unsafe { self.engine.offload(&pieces, Tier::File) }.or(started);
+        if let Err(error) = &started {
+            self.note_refusal(tier, error);
+            if tier == Tier::Host {
+                // SAFETY: as above.
+                started = unsafe { self.engine.offload(&pieces, Tier::File) }.or(started);
+            }
         }
         let (copies, ticket) = match started {
             Ok(started) => started,
@@ -75,6 +78,22 @@ impl Residency {
             self.look_whether_filled(entry, version)?;
         }
         Ok(DeviceBytes { start: shim::park(entry)?, bytes })
+    }
+
+    /// A tier takes no more. Whether that is news, for it says that it has the room: the system may have none to give it.
+    fn note_refusal(&mut self, tier: Tier, error: &CopyError) {
+        let CopyError::Full { bytes } = error else { return };
+        let wanted_bytes = self.engine.held_bytes(tier) + *bytes as u64;
+        if wanted_bytes <= self.engine.limit_bytes(tier) {
+            let least = &mut self.refused_bytes[tier as usize];
+            *least = Some(least.map_or(wanted_bytes, |least| least.min(wanted_bytes)));
+        }
+    }
+
+    /// The fewest bytes that each tier would not hold although it says that it has room for them, since this was asked last.
+    pub(crate) fn take_refused(&mut self) -> impl Iterator<Item = (Tier, u64)> {
+        let refused = std::mem::take(&mut self.refused_bytes);
+        [Tier::Host, Tier::File].into_iter().filter_map(move |tier| Some((tier, refused[tier as usize]?)))
     }
 
     /// A copy to the slow tier failed: nothing else goes there in this iteration, unless nothing else can be done.

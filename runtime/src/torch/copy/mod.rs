@@ -221,6 +221,11 @@ pub trait CopyEngine: Send {
         limits.fold(0, u64::saturating_add)
     }
 
+    /// Bytes that `tier` holds now, in whole pages.
+    fn held_bytes(&self, tier: Tier) -> u64 {
+        self.tiers().iter().filter(|there| there.tier == tier).map(|there| there.held_bytes).sum()
+    }
+
     /// Most bytes that the slow tiers have held, in whole pages; each counted at its own highest.
     fn high_water_bytes(&self) -> u64 {
         self.tiers().iter().map(|tier| tier.high_water_bytes).sum()

@@ -139,8 +139,10 @@ impl Pool {
     /// A slab of `bytes`, with the uses of its memory that may still be under way.
     pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<MemorySlab, CopyError> {
         let wanted = whole_pages(bytes);
-        let enough = if self.is_slow { wanted + wanted / SLACK } else { wanted };
         let mut account = self.account();
+        // What is wasted is not missed where the limit is that much higher than all that was held at once.
+        let is_roomy = account.high_water_bytes + account.high_water_bytes / SLACK <= self.limit_bytes;
+        let enough = if self.is_slow && is_roomy { wanted + wanted / SLACK } else { wanted };
         let Vacant { start, bytes, last_uses } = match account.take_vacant(wanted..=enough) {
             Some(vacant) => vacant,
             None => {
@@ -350,6 +352,15 @@ mod tests {
         let smaller = pool.take(14 * PAGE_BYTES).unwrap();
         assert_eq!((smaller.bytes, pages(&out)), (14 * PAGE_BYTES, 47), "an eighth of it is less than two pages");
         drop(smaller);
+    }
+
+    #[test]
+    fn slow_memory_is_not_wasted_where_the_limit_is_reached() {
+        let (pool, _) = made(Pool::of_slow, 34, 100);
+        drop((pool.take(17 * PAGE_BYTES).unwrap(), pool.take(17 * PAGE_BYTES).unwrap()));
+        let slabs: Vec<_> = [16, 16, 2].into_iter().map(|size| pool.take(size * PAGE_BYTES).unwrap()).collect();
+        assert_eq!(pool.usage().held_bytes, 34 * PAGE_BYTES as u64);
+        drop(slabs);
     }
 
     #[test]
