@@ -115,6 +115,16 @@ pub struct FileTier {
     pub limit_bytes: u64,
 }
 
+/// A tier would not hold what was to go there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) tier: Tier,
+    /// Bytes that it would have held then, in whole pages.
+    pub(crate) wanted_bytes: u64,
+    /// Whether a plan counted on it; where not, the tier itself says that it has the room.
+    pub(crate) was_planned: bool,
+}
+
 /// Where offloaded bytes may go: to the host while its limit allows, else to the file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -165,11 +175,16 @@ impl SlowTiers {
         self.file.map_or(host, |file| host.min(of(&file.link)))
     }
 
-    /// The same where `tier` has refused to hold so many bytes: with less in it.
-    pub(crate) fn having_refused(self, tier: Tier, refused_bytes: u64) -> Self {
-        let limit_bytes = self.limit_bytes(tier).min(refused_bytes);
-        let less_bytes = (refused_bytes - limit_bytes).max(limit_bytes / 64).max(PAGE_BYTES);
-        self.within(|other| if other == tier { limit_bytes.saturating_sub(less_bytes) } else { u64::MAX })
+    /// The same with less in the tier that has refused something.
+    pub(crate) fn having_refused(self, Refusal { tier, wanted_bytes, was_planned }: Refusal) -> Self {
+        let limit_bytes = self.limit_bytes(tier);
+        let less_than = |bytes: u64, by_bytes: u64| bytes.saturating_sub(by_bytes.max(bytes / 64).max(PAGE_BYTES));
+        let most_bytes = match wanted_bytes.checked_sub(limit_bytes) {
+            // What is there is more than the plan counts.
+            Some(uncounted_bytes) if was_planned => less_than(limit_bytes, uncounted_bytes),
+            _ => less_than(wanted_bytes, 0),
+        };
+        self.within(|other| if other == tier { most_bytes } else { u64::MAX })
     }
 
     /// The same with no more in a tier than `limit_bytes` says.
@@ -247,6 +262,24 @@ fn transfer_ns(bytes: u64, bytes_per_s: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tier_that_refuses_the_same_again_is_counted_on_for_as_much_as_before() {
+        let refusal = Refusal { tier: Tier::Host, wanted_bytes: 8 << 20, was_planned: false };
+        let before = SlowTiers::from(Link::symmetric(1e10, 0));
+        let once = before.having_refused(refusal);
+        assert!((7 << 20..8 << 20).contains(&once.host_limit_bytes), "{once:?}");
+        assert_eq!(once.having_refused(refusal), once);
+        // A plan that was made for less than it wants counts wrong.
+        let planned = once.having_refused(Refusal {
+            wanted_bytes: once.host_limit_bytes + (1 << 20),
+            was_planned: true,
+            ..refusal
+        });
+        assert_eq!(planned.host_limit_bytes, once.host_limit_bytes - (1 << 20));
+        let none = before.having_refused(Refusal { wanted_bytes: PAGE_BYTES, ..refusal });
+        assert_eq!(none.host_limit_bytes, 0);
+    }
 
     #[test]
     fn a_link_of_no_or_absurd_bandwidth_takes_long_and_not_for_ever() {

@@ -24,6 +24,15 @@ impl Profile {
         Profile { values, highest, lowest }
     }
 
+    /// Puts another value in the place of one. They are put in order, from the first to the last.
+    pub(crate) fn put(&mut self, index: usize, value: i64) {
+        self.values[index] = value;
+        let (highest, lowest) = (&mut self.highest[index / BLOCK], &mut self.lowest[index / BLOCK]);
+        let is_first = index.is_multiple_of(BLOCK);
+        *highest = if is_first { value } else { value.max(*highest) };
+        *lowest = if is_first { value } else { value.min(*lowest) };
+    }
+
     pub(crate) fn at(&self, index: usize) -> i64 {
         self.values[index]
     }
@@ -76,7 +85,10 @@ mod tests {
     fn every_range_is_answered_as_by_looking_at_each_value() {
         let mut random = SplitMix64::new(3);
         let values: Vec<i64> = (0..150).map(|_| (random.next() % 40) as i64 - 20).collect();
-        let profile = Profile::new(values.clone());
+        let mut profile = Profile::new(vec![-1; values.len()]);
+        values.iter().enumerate().for_each(|(index, &value)| profile.put(index, value));
+        let Profile { highest, lowest, .. } = Profile::new(values.clone());
+        assert_eq!((&profile.highest, &profile.lowest), (&highest, &lowest));
         for start in 0..=values.len() {
             for end in start..=values.len() {
                 let bound = (random.next() % 44) as i64 - 22;

@@ -33,7 +33,8 @@ fn random_link(draw: &mut Draw) -> Link {
 /// Tiers of every kind: the host alone, a host that is soon full, a file behind it, nothing at all.
 fn random_tiers(draw: &mut Draw, lineage: &Lineage) -> SlowTiers {
     let host = random_link(draw);
-    let limit_bytes = |draw: &mut Draw| lineage.keep_all_peak_bytes() * draw.below(60) / 100;
+    let limit_bytes =
+        |draw: &mut Draw| lineage.keep_all_peak_bytes() * draw.pick(&[20, 60, 250]) * draw.below(100) / 10_000;
     match draw.below(4) {
         0 => SlowTiers { host, host_limit_bytes: limit_bytes(draw), file: None },
         1 => {

@@ -170,6 +170,24 @@ fn forty_lengths_each_of_which_comes_again_after_all_others() {
     }
 }
 
+/// What fits is left alone: the first longer batch finds nothing planned, and nothing to swap.
+#[test]
+fn a_longer_batch_where_nothing_may_be_swapped() {
+    let _running = one_at_a_time();
+    let recomputing = |budget_bytes| {
+        let builder = Runtime::builder().budget(Budget::bytes(budget_bytes)).link(fast_link());
+        builder.actions(ActionSet { swap: false, recompute: true }).build().unwrap()
+    };
+    let iterate = |weights: &Tensor, iteration: i64| {
+        let batch = Tensor::randn([if iteration < 5 { 64 } else { 512 }, 128], (Kind::Float, Device::Cpu));
+        descend(weights, &loss_of(weights, batch))
+    };
+    let (width, room_bytes) = NARROW;
+    let report = train_by(recomputing, session(), true, || layers(width), room_bytes, iterate, 8);
+    assert!(report.reruns > 0 && report.offloaded_bytes == 0, "{report}");
+    assert!(report.latest.iter().any(|iteration| iteration.course == Driven::Declined), "{report}");
+}
+
 /// Batches padded to the longest passage in each: a length is planned for by what iterations of others told.
 #[test]
 fn lengths_none_of_which_comes_again() {

@@ -23,8 +23,9 @@ class Runtime:
     not by its address (`data_ptr`, a generator's `set_state`), unless an operator has just made or used it, or `touch` has. What
     shares its memory with NumPy or by DLPack stays. Between iterations all may be read.
 
-    Kernels that Triton launches find what they are given, which is kept or swapped from then on, not computed again. For functions
-    of extensions in C++ that launch kernels themselves see `by_address`.
+    Kernels launched by Triton, or by most extensions of apex and those of causal-conv1d, flash-attn and mamba-ssm, find what they are
+    given, which is kept or swapped from then on, not computed again. For functions of other extensions in C++ that launch kernels
+    themselves see `by_address`.
 
     What `torch.compile` makes of a function is one operator: what it reads is there while it runs, and nothing within is evicted.
     Compile layers rather than the whole model. Leave CUDA graphs off, which go on with addresses that tensors have left; those of

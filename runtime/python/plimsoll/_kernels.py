@@ -1,8 +1,9 @@
-"""Kernels that a program launches itself, past the dispatcher: by Triton, and in functions of which it says so. Nobody says what they
-do with the tensors that they are given: each may be written.
+"""Kernels that a program launches itself, past the dispatcher: by Triton, in extensions that are known, and in functions of which it
+says so. Nobody says what they do with the tensors that they are given: each may be written.
 """
 
 import functools
+import types
 
 import torch
 
@@ -25,8 +26,39 @@ def _announced(function, tensors_of):
     return announced
 
 
+# Extensions in C++ whose functions all go by address.
+_EXTENSIONS = (
+    # apex
+    "amp_C",
+    "distributed_adam_cuda",
+    "distributed_lamb_cuda",
+    "fast_layer_norm",
+    "focal_loss_cuda",
+    "fused_adam_cuda",
+    "fused_dense_cuda",
+    "fused_index_mul_2d",
+    "fused_lamb_cuda",
+    "fused_layer_norm_cuda",
+    "fused_rotary_positional_embedding",
+    "fused_weight_gradient_mlp_cuda",
+    "generic_scaled_masked_softmax_cuda",
+    "group_norm_cuda",
+    "mlp_cuda",
+    "scaled_masked_softmax_cuda",
+    "scaled_softmax_cuda",
+    "scaled_upper_triang_masked_softmax_cuda",
+    "syncbn",
+    "xentropy_cuda",
+    # causal-conv1d, flash-attn, mamba-ssm
+    "causal_conv1d_cuda",
+    "flash_attn_2_cuda",
+    "selective_scan_cuda",
+)
+
+
 def by_address(function):
-    """`function`, whose kernels no operator of PyTorch's launches: one of an extension in C++ that goes by `data_ptr`, say.
+    """`function`, whose kernels no operator of PyTorch's launches: one of an extension in C++ that goes by `data_ptr`, say. Of most
+    extensions of apex, and of those of causal-conv1d, flash-attn and mamba-ssm, that is known.
 
     Within an iteration each call is one operator: the tensors that it is given are there meanwhile, and taken for written, so that
     they are kept or swapped afterwards, not computed again; nor is what it returns. Nothing within is evicted, and no operator within
@@ -59,6 +91,16 @@ def _prepare_compiled_kernels(module):
     get_launcher = module.CompiledKernel.__getitem__
     module.CompiledKernel.__getitem__ = lambda kernel, grid: _announced(get_launcher(kernel, grid), _operands)
 
+
+def _prepare_extension(module):
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    for function in own:
+        if isinstance(function, types.BuiltinFunctionType):
+            setattr(module, function.__name__, by_address(function))
+
+
+for _extension in _EXTENSIONS:
+    when_loaded(_extension, _prepare_extension)
 
 when_loaded("triton.runtime.jit", _prepare_functions)
 when_loaded("triton.runtime.interpreter", _prepare_interpreted_functions)

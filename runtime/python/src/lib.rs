@@ -60,7 +60,7 @@ fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyR
     torch::Session::install_on(place).map_err(runtime_error)?;
     let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
     let link = CopyTable::reckoned_link(&engines, place)
-        .map_err(|error| runtime_error(format!("copies within {limit_bytes} bytes of the host: {error}")))?;
+        .map_err(|error| runtime_error(format!("measuring copies within host_limit, {limit_bytes} bytes: {error}")))?;
     Ok(builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link))
 }
 

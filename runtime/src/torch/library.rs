@@ -27,7 +27,7 @@ use super::recording::{RecordedIteration, retime, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
 use super::runtime::Budget;
 use super::succession::{Foreseen, Succession};
-use crate::hardware::SlowTiers;
+use crate::hardware::{Refusal, SlowTiers};
 use crate::lineage::Lineage;
 use crate::plan::ActionSet;
 use crate::planner::Planner;
@@ -69,6 +69,8 @@ pub(super) struct Library {
     pub(super) report: Report,
     decider: Decider,
     tiers: SlowTiers,
+    /// Per tier: what it refused in the latest iteration that was news.
+    refusals: [Option<Refusal>; 2],
     actions: ActionSet,
     planner: Planner<'static>,
     plans_max: usize,
@@ -121,6 +123,7 @@ impl Library {
             report: Report::default(),
             decider,
             tiers,
+            refusals: [None; 2],
             actions,
             planner,
             plans_max,
@@ -242,7 +245,7 @@ impl Library {
 
     fn learn_program(&mut self, driver: &mut Driver, ended: Ended) -> Part {
         self.clock += 1;
-        self.heed_refusals(driver);
+        let counts_on_less = self.heed_refusals(driver);
         let Ended { report: iteration, recorded, on_device_ns, program, ran_short, .. } = ended;
         let tells_anew = program.is_some_and(|program| driver.programs[program].ladder.is_told_anew());
         self.makespan_ns = iteration.makespan_ns;
@@ -297,6 +300,9 @@ impl Library {
         self.keep_missed(driver);
         if tells_anew && self.division.divide_passes() {
             self.forget_programs(driver);
+        }
+        if counts_on_less {
+            self.replan_all(driver, |shelf| shelf);
         }
         Part { report: iteration, is_known: program.is_some() }
     }
@@ -481,16 +487,21 @@ impl Library {
         self.shelves.insert(rung.serial, shelf);
     }
 
-    /// Counts on less of a tier that has refused what it says that it has room for, and no longer on swaps alone.
-    fn heed_refusals(&mut self, driver: &mut Driver) {
-        let before = self.tiers;
-        for (tier, bytes) in driver.residency.take_refused() {
-            self.tiers = self.tiers.having_refused(tier, bytes);
-        }
-        if self.tiers != before {
+    /// Counts on less of a tier that has refused something again and again. Whether there is one.
+    fn heed_refusals(&mut self, driver: &mut Driver) -> bool {
+        let refusals = driver.residency.take_refusals();
+        let before = std::mem::replace(&mut self.refusals, refusals);
+        // Once may be by chance.
+        let again = refusals.into_iter().zip(before).filter_map(|(now, before)| now.filter(|_| before.is_some()));
+        let mut counts_on_less = false;
+        for refusal in again {
+            self.tiers = self.tiers.having_refused(refusal);
+            self.refusals[refusal.tier as usize] = None;
+            // Should it refuse more within a plan, what is there can be dropped instead.
             driver.keeps_all_recipes |= driver.keeps_recipes;
-            self.replan_all(&mut driver.programs);
+            counts_on_less = true;
         }
+        counts_on_less
     }
 
     /// What is remembered of a rung, for as long as that is worked on.

@@ -146,9 +146,9 @@ impl Residency {
     fn no_room(&mut self, wanted_bytes: u64, needed_bytes: u64) -> Fault {
         self.reactive.least_bytes = self.reactive.least_bytes.max(needed_bytes);
         let (budget, least) = (self.reactive.budget_bytes, self.reactive.least_bytes);
-        let because = if self.swaps.are_refused { ", for a copy to a slow tier has failed" } else { "" };
+        let also = if self.swaps.are_refused { "; a copy to a slow tier has failed" } else { "" };
         Fault::NoRoom(format!(
-            "{wanted_bytes} bytes more exceed the budget of {budget} bytes, and nothing is left to evict{because}; the least \
+            "{wanted_bytes} bytes more exceed the budget of {budget} bytes, and nothing is left to evict{also}; the least \
              feasible budget found so far is {least} bytes"
         ))
     }

@@ -14,6 +14,7 @@ use super::reactive::Reactive;
 use super::report::IterationReport;
 use super::session::SessionError;
 use super::shim::{self, AllocateError, Entry, RESIZED, RawAccess, RawOperator, Recipe, ShimError};
+use crate::hardware::Refusal;
 use crate::trace::{AccessMode, Phase};
 
 /// Makers kept before the first pruning.
@@ -156,8 +157,8 @@ pub(crate) struct Residency {
     /// Offloads whose bytes a plan takes for released: they are when somebody needs them.
     pub(super) unreleased: VecDeque<Entry>,
     pub(crate) swaps: Swaps,
-    /// Per tier: the fewest bytes that it would not hold although it says that it has room for them, since somebody asked.
-    pub(super) refused_bytes: [Option<u64>; 2],
+    /// Per tier: what it refused that was news, since somebody asked.
+    pub(super) refusals: [Option<Refusal>; 2],
     pub(super) rebuilds: u32,
     /// How often what reruns to come will read was given up, since there was no rebuild under way.
     pub(super) given_up: HashMap<VersionId, u32>,
@@ -195,7 +196,7 @@ impl Residency {
             held: BTreeSet::new(),
             unreleased: VecDeque::new(),
             swaps: Swaps::default(),
-            refused_bytes: [None; 2],
+            refusals: [None; 2],
             rebuilds: 0,
             given_up: HashMap::new(),
             ending: Ending::No,

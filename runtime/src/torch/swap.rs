@@ -9,7 +9,7 @@ use super::copy::{CopyError, DeviceBytes, Ticket};
 use super::events::Channel;
 use super::residency::{Fault, Live, Place, Residency, Swaps};
 use super::shim::{self, Entry, RawAccess, ShimError};
-use crate::hardware::Tier;
+use crate::hardware::{Refusal, Tier};
 
 /// Reads of the slow tier that may fail one after another before the storage is given up for now.
 const FETCH_ATTEMPTS: usize = 3;
@@ -23,7 +23,7 @@ impl Residency {
         // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
         let mut started = unsafe { self.engine.offload(&pieces, tier) };
         if let Err(error) = &started {
-            self.note_refusal(tier, error);
+            self.note_refusal(tier, error, false);
             if tier == Tier::Host {
                 // SAFETY: as above.
                 started = unsafe { self.engine.offload(&pieces, Tier::File) }.or(started);
@@ -80,20 +80,21 @@ impl Residency {
         Ok(DeviceBytes { start: shim::park(entry)?, bytes })
     }
 
-    /// A tier takes no more. Whether that is news, for it says that it has the room: the system may have none to give it.
-    fn note_refusal(&mut self, tier: Tier, error: &CopyError) {
+    /// Notes that a tier takes no more, where a plan counted on it, or where the tier says that it has the room: the system may have
+    /// none to give it.
+    pub(crate) fn note_refusal(&mut self, tier: Tier, error: &CopyError, was_planned: bool) {
         let CopyError::Full { bytes } = error else { return };
         let wanted_bytes = self.engine.held_bytes(tier) + *bytes as u64;
-        if wanted_bytes <= self.engine.limit_bytes(tier) {
-            let least = &mut self.refused_bytes[tier as usize];
-            *least = Some(least.map_or(wanted_bytes, |least| least.min(wanted_bytes)));
+        let noted = &mut self.refusals[tier as usize];
+        let says_more = || noted.is_none_or(|noted| wanted_bytes < noted.wanted_bytes && !noted.was_planned);
+        if was_planned || wanted_bytes <= self.engine.limit_bytes(tier) && says_more() {
+            *noted = Some(Refusal { tier, wanted_bytes, was_planned });
         }
     }
 
-    /// The fewest bytes that each tier would not hold although it says that it has room for them, since this was asked last.
-    pub(crate) fn take_refused(&mut self) -> impl Iterator<Item = (Tier, u64)> {
-        let refused = std::mem::take(&mut self.refused_bytes);
-        [Tier::Host, Tier::File].into_iter().filter_map(move |tier| Some((tier, refused[tier as usize]?)))
+    /// What each tier refused that was news, since this was asked last.
+    pub(crate) fn take_refusals(&mut self) -> [Option<Refusal>; 2] {
+        std::mem::take(&mut self.refusals)
     }
 
     /// A copy to the slow tier failed: nothing else goes there in this iteration, unless nothing else can be done.

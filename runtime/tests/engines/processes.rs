@@ -94,8 +94,6 @@ fn a_disk_that_is_full_is_an_answer_and_bytes_that_are_there_stay() {
         return run("a_disk_that_is_full_is_an_answer_and_bytes_that_are_there_stay", directory.path());
     };
     let mut engine = file(&directory, 1 << 30);
-    // SAFETY: a signal that is ignored runs no handler. Without this the system would end the process.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     limit(libc::RLIMIT_FSIZE, 2 << 20);
     let bytes = Draw::seeded(1).bytes(1 << 20);
     let mut block = Block::of(1 << 20);

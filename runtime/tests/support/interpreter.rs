@@ -160,6 +160,10 @@ struct Interpreter<'a> {
     slabs: Vec<Slab>,
     /// Per storage: the slab that its copy is in.
     slab: Vec<Option<usize>>,
+    /// Per storage: the copy that leaves it away at the end, of all that the schedule makes.
+    last_copy: Vec<Option<usize>>,
+    /// The slab of such a copy of the iteration before, which went by the same schedule.
+    earlier: BTreeMap<usize, usize>,
     slow_bytes: [u64; 2],
     held_bytes: [u64; 2],
     /// The step before the one at hand, if both stand before the same operator.
@@ -186,6 +190,8 @@ pub fn carry_out(trace: &Trace, edges: &Edges, schedule: &Schedule) -> Carried {
         device_bytes: trace.unseen_bytes,
         slabs: Vec::new(),
         slab: vec![None; trace.storages.len()],
+        last_copy: last_copies(trace, edges, schedule),
+        earlier: BTreeMap::new(),
         slow_bytes: [0; 2],
         held_bytes: [0; 2],
         previous: None,
@@ -214,6 +220,18 @@ pub fn carry_out(trace: &Trace, edges: &Edges, schedule: &Schedule) -> Carried {
     interpreter.finish()
 }
 
+/// Per storage that stays away: which copy to a slow tier is its last.
+fn last_copies(trace: &Trace, edges: &Edges, schedule: &Schedule) -> Vec<Option<usize>> {
+    let (mut last, mut copies) = (vec![None; trace.storages.len()], 0);
+    for (_, step) in schedule.steps() {
+        if let Instruction::Offload { storage, joins, .. } = step {
+            copies += usize::from(!joins);
+            last[storage.index()] = edges.stays.contains(storage).then_some(copies);
+        }
+    }
+    last
+}
+
 impl Interpreter<'_> {
     fn bytes(&self, storage: StorageId) -> u64 {
         self.trace.storages[storage.index()].bytes
@@ -228,15 +246,16 @@ impl Interpreter<'_> {
         self.device_bytes -= bytes;
     }
 
-    /// A copy is made, with those of the last slab or by itself.
-    fn copy_to(&mut self, storage: StorageId, tier: Tier, joins: bool) {
-        if !joins {
-            self.slabs.push(Slab { tier, bytes: 0, copies: 0 });
-        }
-        let last = self.slabs.len() - 1;
-        assert_eq!(self.slab[storage.index()].replace(last), None, "storage {} has a copy", storage.0);
-        let bytes = self.bytes(storage);
-        self.change(last, |slab| {
+    fn new_slab(&mut self, tier: Tier) -> usize {
+        self.slabs.push(Slab { tier, bytes: 0, copies: 0 });
+        self.slabs.len() - 1
+    }
+
+    /// A copy is made.
+    fn copy_into(&mut self, slab: usize, storage: StorageId) {
+        assert_eq!(self.slab[storage.index()].replace(slab), None, "storage {} has a copy", storage.0);
+        let (bytes, tier) = (self.bytes(storage), self.slabs[slab].tier);
+        self.change(slab, |slab| {
             slab.bytes += bytes;
             slab.copies += 1;
         });
@@ -288,7 +307,8 @@ impl Interpreter<'_> {
                     assert!(self.previous.is_some_and(alike), "{instruction:?} joins {:?}", self.previous);
                     self.carried.joined += 1;
                 }
-                self.copy_to(storage, tier, joins);
+                let slab = if joins { self.slabs.len() - 1 } else { self.new_slab(tier) };
+                self.copy_into(slab, storage);
                 self.carried.offloaded_bytes += self.bytes(storage);
                 let seat = &mut self.seats[storage.index()];
                 (seat.place, seat.copy) = (Place::Offloading, seat.device);
@@ -296,7 +316,10 @@ impl Interpreter<'_> {
             Instruction::LeaveAway { storage, tier } => {
                 self.expect(storage, Place::Resident, instruction);
                 assert!(self.done == 0 && self.edges.away.contains(&storage), "{instruction:?} is not away");
-                self.copy_to(storage, tier, false);
+                let earlier = self.last_copy[storage.index()].and_then(|copy| self.earlier.get(&copy).copied());
+                let slab = earlier.filter(|&slab| self.slabs[slab].tier == tier).unwrap_or_else(|| self.new_slab(tier));
+                self.earlier.extend(self.last_copy[storage.index()].map(|copy| (copy, slab)));
+                self.copy_into(slab, storage);
                 self.seats[storage.index()].copy = self.seats[storage.index()].device;
                 self.vacate(storage, Place::Offloaded);
             }

@@ -104,7 +104,8 @@ struct Moment {
 struct PlacedSlab {
     tier: Tier,
     bytes: u64,
-    is_of_small: bool,
+    /// What others that are placed with it may be in it, too.
+    kind: Option<u32>,
     /// Those in it whose windows have not ended.
     there: Vec<WindowId>,
 }
@@ -203,7 +204,9 @@ impl<'a> Oracle<'a> {
         for index in 0..=self.trace.operators.len() {
             self.leave(index, false, &mut slabs);
             let earlier = slabs.len();
-            for &id in self.lineage.windows_starting(index) {
+            let mut starting = self.lineage.windows_starting(index).to_vec();
+            starting.sort_by_key(|&id| !self.lineage.begins_away(id));
+            for id in starting {
                 let bytes = self.bytes(self.lineage.window(id).storage);
                 if self.actions[id.index()] == Action::Swap {
                     let pages = bytes.div_ceil(PAGE_BYTES) * PAGE_BYTES;
@@ -211,16 +214,14 @@ impl<'a> Oracle<'a> {
                     let roomy = |tier: &Tier| used(*tier) + pages <= self.tiers.limit_bytes(*tier);
                     if let Some(tier) = [Tier::Host, Tier::File].into_iter().find(roomy) {
                         self.tier[id.index()] = tier;
-                        let is_small = bytes <= SLAB_MEMBER_BYTES_MAX;
-                        let alike = |slab: &&mut PlacedSlab| is_small && slab.is_of_small && slab.tier == tier;
+                        let kind = self.kind(id);
+                        let alike = |slab: &&mut PlacedSlab| kind.is_some() && slab.kind == kind && slab.tier == tier;
                         match slabs[earlier..].iter_mut().find(alike) {
                             Some(slab) => {
                                 slab.bytes += pages;
                                 slab.there.push(id);
                             }
-                            None => {
-                                slabs.push(PlacedSlab { tier, bytes: pages, is_of_small: is_small, there: vec![id] })
-                            }
+                            None => slabs.push(PlacedSlab { tier, bytes: pages, kind, there: vec![id] }),
                         }
                     } else {
                         self.actions[id.index()] = Action::Keep;
@@ -230,6 +231,23 @@ impl<'a> Oracle<'a> {
             }
             self.leave(index, true, &mut slabs);
         }
+    }
+
+    /// Small ones are in a slab with those of the same kind. What is away when the iteration begins is of the kind of the operator from
+    /// which on it is away when it ends, if it is.
+    fn kind(&self, id: WindowId) -> Option<u32> {
+        const NOW: u32 = u32::MAX;
+        const LEAVING: u32 = u32::MAX - 1;
+        let storage = self.lineage.window(id).storage;
+        if self.bytes(storage) > SLAB_MEMBER_BYTES_MAX {
+            return None;
+        }
+        if !self.lineage.begins_away(id) {
+            return Some(if self.lineage.leaving().contains(&id) { LEAVING } else { NOW });
+        }
+        let end = self.trace.operators.len() as u32;
+        let last = self.lineage.windows().iter().find(|window| window.storage == storage && window.end == end);
+        last.filter(|_| self.lineage.edges().stays.contains(&storage)).map(|last| last.start)
     }
 
     fn leave(&self, index: usize, used_again: bool, slabs: &mut Vec<PlacedSlab>) {

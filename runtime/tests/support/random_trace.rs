@@ -88,7 +88,7 @@ impl Generator<'_> {
             0 => self.draw.below(floor),
             1 => floor,
             2..6 => self.draw.within(floor, 4 * floor),
-            _ => self.draw.within(4 * floor, 64 * floor),
+            _ => self.draw.within(4 * floor, 80 * floor),
         };
         let locked = self.draw.chance(self.temper.locked).then(|| "drawn so".to_owned());
         let storage = StorageId(self.storages.len() as u32);

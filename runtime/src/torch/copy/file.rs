@@ -84,7 +84,7 @@ impl Room {
         if end > account.reserved_bytes {
             if let Err(error) = self.file.reserve(account.reserved_bytes..end) {
                 account.extents.give(&extents);
-                return Err(error);
+                return Err(if matches!(error, CopyError::Full { .. }) { CopyError::Full { bytes } } else { error });
             }
             account.reserved_bytes = end;
         }

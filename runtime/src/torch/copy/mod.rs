@@ -217,13 +217,14 @@ pub trait CopyEngine: Send {
 
     /// Most bytes that `tier` may hold: none where there is no such tier.
     fn limit_bytes(&self, tier: Tier) -> u64 {
-        let limits = self.tiers().into_iter().filter(|there| there.tier == tier).map(|there| there.limit_bytes);
-        limits.fold(0, u64::saturating_add)
+        let alike = self.tiers().into_iter().filter(|there| there.tier == tier);
+        alike.fold(0, |sum, there| sum.saturating_add(there.limit_bytes))
     }
 
     /// Bytes that `tier` holds now, in whole pages.
     fn held_bytes(&self, tier: Tier) -> u64 {
-        self.tiers().iter().filter(|there| there.tier == tier).map(|there| there.held_bytes).sum()
+        let alike = self.tiers().into_iter().filter(|there| there.tier == tier);
+        alike.fold(0, |sum, there| sum + there.held_bytes)
     }
 
     /// Most bytes that the slow tiers have held, in whole pages; each counted at its own highest.

@@ -99,6 +99,8 @@ struct Account {
     held_bytes: usize,
     high_water_bytes: usize,
     kept_bytes: usize,
+    /// Whether the limit has ever refused something.
+    is_tight: bool,
     /// By size, and of that by when it was put back, oldest first.
     vacant: BTreeMap<usize, VecDeque<(u64, Vacant)>>,
     puts: u64,
@@ -140,9 +142,8 @@ impl Pool {
     pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<MemorySlab, CopyError> {
         let wanted = whole_pages(bytes);
         let mut account = self.account();
-        // What is wasted is not missed where the limit is that much higher than all that was held at once.
-        let is_roomy = account.high_water_bytes + account.high_water_bytes / SLACK <= self.limit_bytes;
-        let enough = if self.is_slow && is_roomy { wanted + wanted / SLACK } else { wanted };
+        // Where room has been missed none is wasted.
+        let enough = if self.is_slow && !account.is_tight { wanted + wanted / SLACK } else { wanted };
         let Vacant { start, bytes, last_uses } = match account.take_vacant(wanted..=enough) {
             Some(vacant) => vacant,
             None => {
@@ -157,6 +158,7 @@ impl Pool {
     fn allocate(&self, account: &mut Account, bytes: usize) -> Result<NonNull<u8>, CopyError> {
         let full = CopyError::Full { bytes };
         let room = self.limit_bytes.checked_sub(account.held_bytes).and_then(|room| room.checked_sub(bytes));
+        account.is_tight |= room.is_none();
         self.keep_at_most(account, room.ok_or(full.clone())?);
         if let Some(start) = self.memory.allocate(bytes)? {
             return Ok(start);
@@ -355,11 +357,15 @@ mod tests {
     }
 
     #[test]
-    fn slow_memory_is_not_wasted_where_the_limit_is_reached() {
-        let (pool, _) = made(Pool::of_slow, 34, 100);
-        drop((pool.take(17 * PAGE_BYTES).unwrap(), pool.take(17 * PAGE_BYTES).unwrap()));
-        let slabs: Vec<_> = [16, 16, 2].into_iter().map(|size| pool.take(size * PAGE_BYTES).unwrap()).collect();
-        assert_eq!(pool.usage().held_bytes, 34 * PAGE_BYTES as u64);
+    fn slow_memory_is_wasted_until_it_is_missed() {
+        let (pool, _) = made(Pool::of_slow, 100, 100);
+        let take = |pages: &[usize]| -> Result<Vec<_>, CopyError> {
+            pages.iter().map(|pages| pool.take(pages * PAGE_BYTES)).collect()
+        };
+        drop(take(&[17, 17]).unwrap());
+        assert_eq!(take(&[16, 16, 68]).unwrap_err(), CopyError::Full { bytes: 68 * PAGE_BYTES });
+        let slabs = take(&[16, 16, 68]).unwrap();
+        assert_eq!(pool.usage().held_bytes, 100 * PAGE_BYTES as u64);
         drop(slabs);
     }
 

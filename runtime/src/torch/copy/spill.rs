@@ -21,9 +21,21 @@ pub(super) struct SpillFile {
     is_direct: bool,
 }
 
+/// Where nobody has asked for the signal, a file that reaches a limit of the process is an error and not its end.
+fn outlive_limits() {
+    // SAFETY: an action of zeros is one, and is written whole; a signal that is ignored runs no handler.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_DFL {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        }
+    }
+}
+
 impl SpillFile {
     /// Makes the file in `directory`. `page` is a page of memory to try direct I/O with.
     pub(super) fn create(directory: &Path, page: &mut [u8]) -> Result<Self, CopyError> {
+        outlive_limits();
         let file = nameless(directory)
             .or_else(|error| if lacks_nameless_files(&error) { unlinked(directory) } else { Err(error) })
             .map_err(|error| failed("creating it", &error, PAGE_BYTES))?;

@@ -11,8 +11,9 @@ use crate::plan::{Action, Plan};
 use crate::planner::{Decided, KEEP_ALL, PORTFOLIO, Planner, least_feasible_budget};
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
+use crate::torch::driver::Driver;
 use crate::torch::ladder::Rung;
-use crate::torch::program::{Known, Program, Scheduled};
+use crate::torch::program::{Known, Scheduled};
 use crate::trace::Trace;
 
 /// Plans after which none may take any time: until then those for the sizes that a program was found at may.
@@ -89,13 +90,12 @@ impl Library {
         fits
     }
 
-    /// Makes every plan anew.
-    pub(super) fn replan_all(&mut self, programs: &mut [Program]) {
+    /// Makes every plan anew, with what is kept of what was remembered of the last one.
+    pub(super) fn replan_all(&mut self, driver: &mut Driver, keep: fn(Shelf) -> Shelf) {
         self.least_feasible_bytes = None;
         self.absence.doubt();
-        for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
-            let Shelf { times, is_first, .. } = self.take_shelf(rung);
-            let mut shelf = Shelf { times, is_first, ..Shelf::default() };
+        for rung in driver.programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
+            let mut shelf = keep(self.take_shelf(rung));
             self.replan(rung, &mut shelf);
             self.shelves.insert(rung.serial, shelf);
         }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Library;
+use super::shelf::Shelf;
 use crate::torch::driver::{Driver, Ended, Wanted};
 use crate::torch::parts::Cuts;
 use crate::torch::runtime::Budget;
@@ -93,6 +94,6 @@ impl Library {
         self.budget = budget;
         self.report.least_feasible_budget_bytes = 0;
         driver.residency.reactive.least_bytes = 0;
-        self.replan_all(&mut driver.programs);
+        self.replan_all(driver, |Shelf { times, is_first, .. }| Shelf { times, is_first, ..Shelf::default() });
     }
 }
