@@ -1,5 +1,7 @@
 //! What copies cost, and how much the slow tiers hold.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::trace::{Storage, StorageId, Trace};
@@ -25,6 +27,15 @@ pub enum Tier {
     Host,
     /// A file.
     File,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::Host => "host's memory",
+            Tier::File => "file",
+        })
+    }
 }
 
 /// The link between device and slow tier: one channel each way, each copying one storage after another.
@@ -125,6 +136,13 @@ pub(crate) struct Refusal {
     pub(crate) was_planned: bool,
 }
 
+impl Refusal {
+    /// Whether it was planned where the other was not, or is of less.
+    pub(crate) fn says_more_than(&self, other: Refusal) -> bool {
+        (self.was_planned, other.wanted_bytes) > (other.was_planned, self.wanted_bytes)
+    }
+}
+
 /// Where offloaded bytes may go: to the host while its limit allows, else to the file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -178,12 +196,11 @@ impl SlowTiers {
     /// The same with less in the tier that has refused something.
     pub(crate) fn having_refused(self, Refusal { tier, wanted_bytes, was_planned }: Refusal) -> Self {
         let limit_bytes = self.limit_bytes(tier);
-        let less_than = |bytes: u64, by_bytes: u64| bytes.saturating_sub(by_bytes.max(bytes / 64).max(PAGE_BYTES));
-        let most_bytes = match wanted_bytes.checked_sub(limit_bytes) {
-            // What is there is more than the plan counts.
-            Some(uncounted_bytes) if was_planned => less_than(limit_bytes, uncounted_bytes),
-            _ => less_than(wanted_bytes, 0),
-        };
+        // A plan that keeps within the limit, and is refused beyond it, does not count all that is there: no more of that than half.
+        let uncounted_bytes =
+            if was_planned { wanted_bytes.saturating_sub(limit_bytes).min(limit_bytes / 2) } else { 0 };
+        let least_bytes = if was_planned { wanted_bytes.min(limit_bytes) } else { wanted_bytes };
+        let most_bytes = least_bytes.saturating_sub(uncounted_bytes.max(least_bytes / 64).max(PAGE_BYTES));
         self.within(|other| if other == tier { most_bytes } else { u64::MAX })
     }
 

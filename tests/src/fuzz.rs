@@ -388,7 +388,7 @@ impl Program {
             let fault = match random.random_range(0..10) {
                 0 => Fault::WorkersDie,
                 1..6 => Fault::Error(CopyError::WorkerDied),
-                _ => Fault::Error(CopyError::Full { bytes: 1 }),
+                _ => Fault::Error(CopyError::File { call: "writing", message: "there is no file".to_owned() }),
             };
             (0..random.random_range(1..6)).for_each(|more| faults.inject(call, skipped + more, fault.clone()));
         }

@@ -207,8 +207,8 @@ fn a_new_plan_knows_how_fast_the_link_has_become() {
 #[test]
 fn a_slow_tier_that_holds_less_than_it_says_is_soon_asked_for_less() {
     const ITERATIONS: usize = 30;
-    /// Less than is swapped while nothing is planned.
-    const HELD_BYTES: u64 = 128 << 10;
+    /// Less than is swapped while nothing is planned, in pieces of 64 KiB.
+    const HELD_BYTES: u64 = 184 << 10;
     let _running = one_at_a_time();
     let untouched = Untouched::run(|| Perceptron::new(12), iterate, ITERATIONS);
     let swapping = |limit_bytes: u64| {
@@ -224,8 +224,8 @@ fn a_slow_tier_that_holds_less_than_it_says_is_soon_asked_for_less() {
     assert!(wanted_bytes > HELD_BYTES && reports.iter().all(|report| report.failed_copies == 0), "{reports:?}");
     let (held_bytes, reports) = swapping(HELD_BYTES);
     assert!(held_bytes <= HELD_BYTES, "{held_bytes} bytes");
-    assert!(reports[..2].iter().any(|report| report.failed_copies > 0), "nothing was refused");
-    for report in &reports[ITERATIONS / 2..] {
-        assert!(report.followed && report.failed_copies == 0 && report.offloaded_bytes > 0, "{report:?}");
-    }
+    let (early, late) = reports.split_at(ITERATIONS / 2);
+    assert!(early.iter().any(|report| report.failed_copies > 0), "nothing was refused");
+    assert!(late.iter().all(|report| report.followed && report.failed_copies == 0), "{late:?}");
+    assert!(late.iter().any(|report| report.offloaded_bytes > 0), "{late:?}");
 }

@@ -145,10 +145,8 @@ pub(crate) struct Driver {
     late: BTreeSet<Entry>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
-    /// Whether the plan fills slow tiers further than they have ever been, if they can be.
-    counts_on_new_room: bool,
-    /// Whether every operator's recipe is kept while nothing is planned.
-    pub(crate) keeps_recipes: bool,
+    /// Whether anything may be recomputed, so that every operator's recipe is kept while nothing is planned.
+    pub(crate) may_recompute: bool,
     /// Whether it is under a plan too, whatever that wants.
     pub(crate) keeps_all_recipes: bool,
 }
@@ -179,8 +177,7 @@ impl Driver {
             orphans: BTreeSet::new(),
             late: BTreeSet::new(),
             refusal: None,
-            counts_on_new_room: false,
-            keeps_recipes: false,
+            may_recompute: false,
             keeps_all_recipes: false,
         }
     }
@@ -202,10 +199,6 @@ impl Driver {
         self.begun_without = self.residency.away();
         (self.leader, self.lost) = (leader, None);
         self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());
-        let held_bytes = self.residency.engine.high_water_bytes();
-        let planned_bytes = leader.map_or(0, |leader| self.programs[leader].scheduled().slow_peak_bytes());
-        // What engines hold is rounded, and when copies end is a matter of time.
-        self.counts_on_new_room = planned_bytes > held_bytes + held_bytes / 8;
         if self.follows == Follows::Unheard {
             self.left_before = Some(Vec::new());
         }
@@ -463,11 +456,11 @@ impl Driver {
         let least = if self.residency.can_rely_on_swaps() { Need::Rerun } else { Need::Spare };
         let wanted_by = |leader: usize| {
             let program = &self.programs[leader];
-            let outgrows = least == Need::Spare && program.fit() == Fit::Beyond;
-            // Where bytes may run out whatever the plan says, anything may have to be dropped.
-            program.wants_recipe(least) || self.keeps_recipes && (outgrows || self.counts_on_new_room)
+            // At sizes beyond the plan's anything may have to be dropped.
+            let outgrows = self.may_recompute && least == Need::Spare && program.fit() == Fit::Beyond;
+            outgrows || program.wants_recipe(least)
         };
-        let recipe = self.keeps_all_recipes || followed.map_or(self.keeps_recipes, wanted_by);
+        let recipe = self.keeps_all_recipes || followed.map_or(self.may_recompute, wanted_by);
         let watch = recipe || self.recording.is_some() && self.record != Record::Times;
         // What an operator costs that is known stands in its trace.
         let costs_wanted = recipe && self.leader.is_none();

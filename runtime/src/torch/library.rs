@@ -37,6 +37,8 @@ use crate::trace::Trace;
 const CALM: u32 = 12;
 /// Planned iterations in a row that ran out of bytes after which the plan is made for fewer.
 const PRESSED_MAX: u32 = 2;
+/// Iterations within which a tier that refuses something again is not counted on for it any more.
+const REFUSALS_WITHIN: u64 = 16;
 /// Iterations that wait for another one like them.
 const WAITING_MAX: usize = 64;
 
@@ -69,8 +71,8 @@ pub(super) struct Library {
     pub(super) report: Report,
     decider: Decider,
     tiers: SlowTiers,
-    /// Per tier: what it refused in the latest iteration that was news.
-    refusals: [Option<Refusal>; 2],
+    /// Per tier: what it refused that was news, and in which iteration.
+    refusals: [Option<(u64, Refusal)>; 2],
     actions: ActionSet,
     planner: Planner<'static>,
     plans_max: usize,
@@ -302,7 +304,7 @@ impl Library {
             self.forget_programs(driver);
         }
         if counts_on_less {
-            self.replan_all(driver, |shelf| shelf);
+            self.replan_all(driver);
         }
         Part { report: iteration, is_known: program.is_some() }
     }
@@ -487,19 +489,26 @@ impl Library {
         self.shelves.insert(rung.serial, shelf);
     }
 
-    /// Counts on less of a tier that has refused something again and again. Whether there is one.
+    /// Counts on less of a tier that has refused something in two iterations, not long after each other: once may be by chance. Whether
+    /// there is one.
     fn heed_refusals(&mut self, driver: &mut Driver) -> bool {
-        let refusals = driver.residency.take_refusals();
-        let before = std::mem::replace(&mut self.refusals, refusals);
-        // Once may be by chance.
-        let again = refusals.into_iter().zip(before).filter_map(|(now, before)| now.filter(|_| before.is_some()));
+        let iteration = self.report.iterations;
         let mut counts_on_less = false;
-        for refusal in again {
-            self.tiers = self.tiers.having_refused(refusal);
-            self.refusals[refusal.tier as usize] = None;
-            // Should it refuse more within a plan, what is there can be dropped instead.
-            driver.keeps_all_recipes |= driver.keeps_recipes;
-            counts_on_less = true;
+        for now in driver.residency.take_refusals().into_iter().flatten() {
+            let earlier = &mut self.refusals[now.tier as usize];
+            match earlier.filter(|(then, _)| iteration - then <= REFUSALS_WITHIN) {
+                Some((then, _)) if then == iteration => {}
+                Some((_, before)) => {
+                    *earlier = None;
+                    self.tiers = self.tiers.having_refused(if now.says_more_than(before) { before } else { now });
+                    let (tier, limit_bytes) = (now.tier, self.tiers.limit_bytes(now.tier));
+                    eprintln!(
+                        "plimsoll: the {tier} refuses copies; plans count on {limit_bytes} bytes of it from now on"
+                    );
+                    counts_on_less = true;
+                }
+                None => *earlier = Some((iteration, now)),
+            }
         }
         counts_on_less
     }

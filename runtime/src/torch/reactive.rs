@@ -239,7 +239,7 @@ impl Residency {
     }
 
     fn evict_by_swap(&mut self, entry: Entry) -> Result<(), Fault> {
-        match self.offload(&[entry], Tier::Host) {
+        match self.offload(&[entry], Tier::Host, false) {
             Ok(()) => self.report.reactive_evictions += 1,
             Err(Fault::Copy(_)) => {}
             Err(_) => self.lock(entry, "it could not be offloaded"),

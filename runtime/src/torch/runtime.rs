@@ -194,7 +194,7 @@ impl Builder {
         let tiers = tiers.within(|tier| engine.limit_bytes(tier));
         let mut driver =
             Driver::new(Residency::new(engine, Reactive::new(decider.reactive(), self.actions, tiers.host)));
-        driver.keeps_recipes = self.actions.recompute;
+        driver.may_recompute = self.actions.recompute;
         if self.events {
             driver.residency.events.switch_on();
         }

@@ -15,15 +15,16 @@ use crate::hardware::{Refusal, Tier};
 const FETCH_ATTEMPTS: usize = 3;
 
 impl Residency {
-    /// Starts copying storages to the slow tier, as one slab: those that are alive.
-    pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier) -> Result<(), Fault> {
+    /// Starts copying storages to the slow tier, as one slab: those that are alive. Whether that `was_planned` tells whether a refusal is
+    /// news.
+    pub(crate) fn offload(&mut self, entries: &[Entry], tier: Tier, was_planned: bool) -> Result<(), Fault> {
         shim::join_streams()?;
         let (entries, pieces) = self.park(entries)?;
         let Some(&first) = entries.first() else { return Ok(()) };
         // SAFETY: the entries keep the bytes until the ticket has been waited for; nothing else can reach them.
         let mut started = unsafe { self.engine.offload(&pieces, tier) };
         if let Err(error) = &started {
-            self.note_refusal(tier, error, false);
+            self.note_refusal(tier, error, was_planned);
             if tier == Tier::Host {
                 // SAFETY: as above.
                 started = unsafe { self.engine.offload(&pieces, Tier::File) }.or(started);
@@ -82,13 +83,13 @@ impl Residency {
 
     /// Notes that a tier takes no more, where a plan counted on it, or where the tier says that it has the room: the system may have
     /// none to give it.
-    pub(crate) fn note_refusal(&mut self, tier: Tier, error: &CopyError, was_planned: bool) {
+    fn note_refusal(&mut self, tier: Tier, error: &CopyError, was_planned: bool) {
         let CopyError::Full { bytes } = error else { return };
         let wanted_bytes = self.engine.held_bytes(tier) + *bytes as u64;
-        let noted = &mut self.refusals[tier as usize];
-        let says_more = || noted.is_none_or(|noted| wanted_bytes < noted.wanted_bytes && !noted.was_planned);
-        if was_planned || wanted_bytes <= self.engine.limit_bytes(tier) && says_more() {
-            *noted = Some(Refusal { tier, wanted_bytes, was_planned });
+        let is_news = was_planned || wanted_bytes <= self.engine.limit_bytes(tier);
+        let refusal = Refusal { tier, wanted_bytes, was_planned };
+        if is_news && self.refusals[tier as usize].is_none_or(|noted| refusal.says_more_than(noted)) {
+            self.refusals[tier as usize] = Some(refusal);
         }
     }
 

@@ -99,7 +99,7 @@ struct Account {
     held_bytes: usize,
     high_water_bytes: usize,
     kept_bytes: usize,
-    /// Whether the limit has ever refused something.
+    /// Whether room has ever been missed.
     is_tight: bool,
     /// By size, and of that by when it was put back, oldest first.
     vacant: BTreeMap<usize, VecDeque<(u64, Vacant)>>,
@@ -165,7 +165,9 @@ impl Pool {
         }
         // The system has no more; what is kept for later may be what it lacks.
         self.keep_at_most(account, 0);
-        self.memory.allocate(bytes)?.ok_or(full)
+        let start = self.memory.allocate(bytes)?;
+        account.is_tight |= start.is_none();
+        start.ok_or(full)
     }
 
     fn keep_at_most(&self, account: &mut Account, bytes: usize) {

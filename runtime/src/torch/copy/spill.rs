@@ -23,7 +23,7 @@ pub(super) struct SpillFile {
 
 /// Where nobody has asked for the signal, a file that reaches a limit of the process is an error and not its end.
 fn outlive_limits() {
-    // SAFETY: an action of zeros is one, and is written whole; a signal that is ignored runs no handler.
+    // SAFETY: any bytes are a `sigaction`, which the system fills in; a signal that is ignored runs no handler.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_DFL {

@@ -57,13 +57,6 @@ impl Driver {
                 Ok(None) => {}
                 // It stays where it is; the plan goes on without it.
                 Err(fault @ (Fault::Copy(_) | Fault::NoRoom(_))) => {
-                    if let (
-                        Instruction::Offload { tier, .. } | Instruction::LeaveAway { tier, .. },
-                        Fault::Copy(error),
-                    ) = (instruction, &fault)
-                    {
-                        self.residency.note_refusal(tier, error, self.deviation.is_none());
-                    }
                     self.falls_short_of(leader, instruction, &fault.to_string());
                 }
                 Err(fault) => self.leave_schedule(fault.to_string()),
@@ -158,7 +151,7 @@ impl Driver {
             if self.residency.swaps.are_refused {
                 return Ok(false);
             }
-            self.residency.offload(&entries, tier)?;
+            self.residency.offload(&entries, tier, self.deviation.is_none())?;
         }
         Ok(gone + entries.len() == storages.len())
     }

@@ -90,12 +90,12 @@ impl Library {
         fits
     }
 
-    /// Makes every plan anew, with what is kept of what was remembered of the last one.
-    pub(super) fn replan_all(&mut self, driver: &mut Driver, keep: fn(Shelf) -> Shelf) {
+    /// Makes every plan anew.
+    pub(super) fn replan_all(&mut self, driver: &mut Driver) {
         self.least_feasible_bytes = None;
         self.absence.doubt();
         for rung in driver.programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
-            let mut shelf = keep(self.take_shelf(rung));
+            let mut shelf = self.take_shelf(rung);
             self.replan(rung, &mut shelf);
             self.shelves.insert(rung.serial, shelf);
         }

@@ -103,6 +103,11 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
+    /// Nothing that was learned of plans is true any more.
+    pub(super) fn forget_plan(&mut self) {
+        *self = Shelf { times: std::mem::take(&mut self.times), is_first: self.is_first, ..Shelf::default() };
+    }
+
     /// There is another plan: what was learned of the last one is void.
     pub(super) fn take_new_plan(&mut self) {
         self.forget_ratios();

@@ -94,6 +94,7 @@ impl Library {
         self.budget = budget;
         self.report.least_feasible_budget_bytes = 0;
         driver.residency.reactive.least_bytes = 0;
-        self.replan_all(driver, |Shelf { times, is_first, .. }| Shelf { times, is_first, ..Shelf::default() });
+        self.shelves.values_mut().for_each(Shelf::forget_plan);
+        self.replan_all(driver);
     }
 }

@@ -89,11 +89,6 @@ impl Scheduled {
         self.first_move[storage.index()].is_some_and(|first| first < before)
     }
 
-    /// Most bytes that are predicted to be in slow tiers.
-    pub(crate) fn slow_peak_bytes(&self) -> u64 {
-        self.prediction.map_or(0, |prediction| prediction.host_peak_bytes + prediction.file_peak_bytes)
-    }
-
     /// Whether the plan is predicted to exceed its budget.
     pub(crate) fn exceeds_budget(&self) -> bool {
         self.prediction.is_some_and(|prediction| prediction.over_budget_bytes > 0)
