@@ -170,14 +170,16 @@ fn forty_lengths_each_of_which_comes_again_after_all_others() {
     }
 }
 
+/// A runtime that may not swap.
+fn recomputing(budget_bytes: u64) -> Runtime {
+    let builder = Runtime::builder().budget(Budget::bytes(budget_bytes)).link(fast_link());
+    builder.actions(ActionSet { swap: false, recompute: true }).build().unwrap()
+}
+
 /// What fits is left alone: the first longer batch finds nothing planned, and nothing to swap.
 #[test]
 fn a_longer_batch_where_nothing_may_be_swapped() {
     let _running = one_at_a_time();
-    let recomputing = |budget_bytes| {
-        let builder = Runtime::builder().budget(Budget::bytes(budget_bytes)).link(fast_link());
-        builder.actions(ActionSet { swap: false, recompute: true }).build().unwrap()
-    };
     let iterate = |weights: &Tensor, iteration: i64| {
         let batch = Tensor::randn([if iteration < 5 { 64 } else { 512 }, 128], (Kind::Float, Device::Cpu));
         descend(weights, &loss_of(weights, batch))
@@ -186,6 +188,30 @@ fn a_longer_batch_where_nothing_may_be_swapped() {
     let report = train_by(recomputing, session(), true, || layers(width), room_bytes, iterate, 8);
     assert!(report.reruns > 0 && report.offloaded_bytes == 0, "{report}");
     assert!(report.latest.iter().any(|iteration| iteration.course == Driven::Declined), "{report}");
+}
+
+/// The same of a loop that comes to have more, as an optimizer's state, beside which its iterations do not fit as they did.
+#[test]
+fn more_to_stay_where_nothing_may_be_swapped() {
+    const KIND: (Kind, Device) = (Kind::Float, Device::Cpu);
+    let _running = one_at_a_time();
+    let step = |weights: &Tensor| descend(weights, &loss_of(weights, Tensor::randn([256, 128], KIND)));
+    let untouched = layers(128);
+    let expected: Vec<f64> = (0..10).map(|_| step(&untouched)).collect();
+    let weights = layers(128);
+    let mut runtime = recomputing(session().live_bytes() + NARROW.1);
+    let (mut losses, mut kept) = (Vec::new(), None);
+    for iteration in 0..10 {
+        if iteration == 5 {
+            kept = Some(Tensor::ones([3 << 16], KIND));
+        }
+        let _iteration = runtime.iteration();
+        losses.push(step(&weights));
+    }
+    drop(kept);
+    let report = runtime.report();
+    assert_eq!(losses, expected, "{report}");
+    assert!(report.peak_bytes <= report.budget_bytes && report.reruns > 0 && report.offloaded_bytes == 0, "{report}");
 }
 
 /// Batches padded to the longest passage in each: a length is planned for by what iterations of others told.

@@ -128,6 +128,8 @@ pub(crate) struct Driver {
     /// Device bytes when the first operator arrived, if everything were resident: what the program let go of before that is no part of
     /// the iteration.
     start_bytes: Option<u64>,
+    /// Whether so much more was there then than its trace has that its plan does not fit any more.
+    outgrows: bool,
     /// Time that went into making room inside the operator under way.
     lost_ns: u64,
     /// What came before may have left these away; none where it was not known.
@@ -168,6 +170,7 @@ impl Driver {
             deviation: None,
             started: Instant::now(),
             start_bytes: None,
+            outgrows: false,
             lost_ns: 0,
             left_before: Some(Vec::new()),
             begun_without: Default::default(),
@@ -190,6 +193,7 @@ impl Driver {
         self.is_strict = wanted.strictly;
         self.expected = wanted.expected;
         self.start_bytes = None;
+        self.outgrows = false;
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin(self.residency.reactive.line_bytes);
             let names = self.legacies.of(program.serial);
@@ -306,6 +310,8 @@ impl Driver {
             let bytes = self.residency.bytes_if_resident();
             self.start_bytes = Some(bytes);
             self.programs.iter_mut().for_each(|program| program.ladder.starts_with(bytes));
+            let line_bytes = self.residency.reactive.line_bytes;
+            self.outgrows = self.leader.is_some_and(|leader| !self.programs[leader].fits_from(bytes, line_bytes));
         }
         let start_bytes = self.start_bytes();
         if let (Some(recording), Some(arrived)) = (&mut self.recording, arrived) {
@@ -456,9 +462,8 @@ impl Driver {
         let least = if self.residency.can_rely_on_swaps() { Need::Rerun } else { Need::Spare };
         let wanted_by = |leader: usize| {
             let program = &self.programs[leader];
-            // At sizes beyond the plan's anything may have to be dropped.
-            let outgrows = self.may_recompute && least == Need::Spare && program.fit() == Fit::Beyond;
-            outgrows || program.wants_recipe(least)
+            // Beyond what the plan was made for anything may have to be dropped.
+            self.may_recompute && (self.outgrows || program.fit() == Fit::Beyond) || program.wants_recipe(least)
         };
         let recipe = self.keeps_all_recipes || followed.map_or(self.may_recompute, wanted_by);
         let watch = recipe || self.recording.is_some() && self.record != Record::Times;

@@ -363,6 +363,13 @@ impl Program {
         self.ladder.wants_recipe(self.operator, least)
     }
 
+    /// Whether its plan still fits where an iteration starts with so many bytes.
+    pub(crate) fn fits_from(&self, start_bytes: u64, line_bytes: u64) -> bool {
+        let surplus_bytes = start_bytes.saturating_sub(self.trace().start_bytes());
+        let planned_bytes = self.scheduled().prediction.map_or(0, |prediction| prediction.peak_bytes);
+        surplus_bytes == 0 || planned_bytes.saturating_add(surplus_bytes) <= line_bytes
+    }
+
     /// What the operator under way takes, as recorded.
     pub(crate) fn cost_ns(&self) -> u64 {
         self.trace().operators.get(self.operator).map_or(0, |operator| operator.cost_ns)
