@@ -14,6 +14,11 @@ pub const SLAB_MEMBER_BYTES_MAX: u64 = 256 << 10;
 /// Slow tiers hold whole pages, each slab its own.
 pub const PAGE_BYTES: u64 = 4096;
 
+/// `bytes` in whole pages, at least one.
+pub(crate) fn whole_pages(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(PAGE_BYTES)
+}
+
 /// No single copy is taken to last longer, about 18 minutes: a link as slow as that, or of no bandwidth, is as good as
 /// none, and times stay far from overflow.
 const COPY_NS_MAX: u64 = 1 << 40;

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::hardware::{PAGE_BYTES, SLAB_MEMBER_BYTES_MAX, SlowTiers, Tier};
+use crate::hardware::{SLAB_MEMBER_BYTES_MAX, SlowTiers, Tier, whole_pages};
 use crate::lineage::{Lineage, Window, WindowId};
 use crate::plan::Action;
 use crate::profile::Profile;
@@ -75,16 +75,16 @@ impl Slabs {
 
 impl Placement {
     pub(crate) fn new(trace: &Trace, lineage: &Lineage, tiers: SlowTiers) -> Self {
-        // No plan takes more than the one that swaps everything.
-        let takes_all = |limit_bytes: u64| {
-            let mut limited = Limited::new(trace, lineage, SlowTiers { host_limit_bytes: u64::MAX, ..tiers });
-            limited.decide(trace, lineage, &mut vec![Action::Swap; lineage.windows().len()]);
-            limited.used_bytes[Tier::Host as usize]
-                .first_above(0..trace.operators.len() + 1, bound(limit_bytes, 0))
-                .is_none()
-        };
-        let is_limited = tiers.host_limit_bytes != u64::MAX && !takes_all(tiers.host_limit_bytes);
-        Placement { limited: is_limited.then(|| Limited::new(trace, lineage, tiers)), refused_bytes: 0 }
+        let mut limited = None;
+        if tiers.host_limit_bytes < u64::MAX {
+            // No plan takes more than the one that swaps everything.
+            let mut all = Limited::new(trace, lineage, SlowTiers { host_limit_bytes: u64::MAX, ..tiers });
+            all.decide(trace, lineage, &mut vec![Action::Swap; lineage.windows().len()]);
+            let host = &all.used_bytes[Tier::Host as usize];
+            let exceeds = host.first_above(0..host.values().len(), bound(tiers.host_limit_bytes, 0)).is_some();
+            limited = exceeds.then_some(Limited { tiers, ..all });
+        }
+        Placement { limited, refused_bytes: 0 }
     }
 
     /// Whether the host takes everything.
@@ -152,7 +152,7 @@ impl Limited {
 
     /// Whether there is room for a copy from now on. What a slab takes is given back by the last of it that ends.
     fn place(&mut self, lineage: &Lineage, id: WindowId, bytes: u64, used: &mut [u64; 2]) -> bool {
-        let taken = in_pages(bytes);
+        let taken = whole_pages(bytes);
         let roomy = |tier: &Tier| used[*tier as usize] + taken <= self.tiers.limit_bytes(*tier);
         let Some(tier) = TIERS.into_iter().find(roomy) else { return false };
         self.tier[id.index()] = tier;
@@ -181,7 +181,7 @@ impl Limited {
         let indices = self.used_bytes[0].values().len();
         let span = window.start as usize..(window.end as usize + 1).min(indices);
         TIERS.into_iter().find(|&tier| {
-            let bound = bound(self.tiers.limit_bytes(tier), in_pages(bytes));
+            let bound = bound(self.tiers.limit_bytes(tier), whole_pages(bytes));
             self.used_bytes[tier as usize].first_above(span.clone(), bound).is_none()
         })
     }
@@ -190,9 +190,4 @@ impl Limited {
 /// What may be in a tier of that limit beside a copy that takes so many bytes.
 fn bound(limit_bytes: u64, taken_bytes: u64) -> i64 {
     limit_bytes.min(i64::MAX as u64) as i64 - taken_bytes as i64
-}
-
-/// What a copy of so many bytes takes by itself.
-fn in_pages(bytes: u64) -> u64 {
-    bytes.next_multiple_of(PAGE_BYTES)
 }

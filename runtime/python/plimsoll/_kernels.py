@@ -93,10 +93,9 @@ def _prepare_compiled_kernels(module):
 
 
 def _prepare_extension(module):
-    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
-    for function in own:
-        if isinstance(function, types.BuiltinFunctionType):
-            setattr(module, function.__name__, by_address(function))
+    for name, value in list(vars(module).items()):
+        if isinstance(value, types.BuiltinFunctionType) and value.__module__ == module.__name__:
+            setattr(module, name, by_address(value))
 
 
 for _extension in _EXTENSIONS:

@@ -304,7 +304,7 @@ impl Library {
             self.forget_programs(driver);
         }
         if counts_on_less {
-            self.replan_all(driver);
+            self.replan_all(&mut driver.programs);
         }
         Part { report: iteration, is_known: program.is_some() }
     }

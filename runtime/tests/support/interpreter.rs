@@ -160,7 +160,7 @@ struct Interpreter<'a> {
     slabs: Vec<Slab>,
     /// Per storage: the slab that its copy is in.
     slab: Vec<Option<usize>>,
-    /// Per storage: the copy that leaves it away at the end, of all that the schedule makes.
+    /// Per storage that stays away: which of the schedule's copies is its last.
     last_copy: Vec<Option<usize>>,
     /// The slab of such a copy of the iteration before, which went by the same schedule.
     earlier: BTreeMap<usize, usize>,
@@ -220,7 +220,7 @@ pub fn carry_out(trace: &Trace, edges: &Edges, schedule: &Schedule) -> Carried {
     interpreter.finish()
 }
 
-/// Per storage that stays away: which copy to a slow tier is its last.
+/// [`Interpreter::last_copy`].
 fn last_copies(trace: &Trace, edges: &Edges, schedule: &Schedule) -> Vec<Option<usize>> {
     let (mut last, mut copies) = (vec![None; trace.storages.len()], 0);
     for (_, step) in schedule.steps() {

@@ -155,6 +155,11 @@ pub struct TierUse {
     pub limit_bytes: u64,
 }
 
+/// The sum over those that hold `tier`.
+fn sum_of(tier: Tier, tiers: &[TierUse], bytes: impl Fn(&TierUse) -> u64) -> u64 {
+    tiers.iter().filter(|there| there.tier == tier).map(bytes).fold(0, u64::saturating_add)
+}
+
 /// Copies storages between the device and a slow tier: one channel each way, in the order asked for.
 ///
 /// **Order is the device's.** On a device that computes when it is told to (the CPU), [`wait`](CopyEngine::wait) blocks.
@@ -217,14 +222,12 @@ pub trait CopyEngine: Send {
 
     /// Most bytes that `tier` may hold: none where there is no such tier.
     fn limit_bytes(&self, tier: Tier) -> u64 {
-        let alike = self.tiers().into_iter().filter(|there| there.tier == tier);
-        alike.fold(0, |sum, there| sum.saturating_add(there.limit_bytes))
+        sum_of(tier, &self.tiers(), |there| there.limit_bytes)
     }
 
     /// Bytes that `tier` holds now, in whole pages.
     fn held_bytes(&self, tier: Tier) -> u64 {
-        let alike = self.tiers().into_iter().filter(|there| there.tier == tier);
-        alike.fold(0, |sum, there| sum + there.held_bytes)
+        sum_of(tier, &self.tiers(), |there| there.held_bytes)
     }
 
     /// Most bytes that the slow tiers have held, in whole pages; each counted at its own highest.

@@ -19,7 +19,7 @@ pub const PAGE_BYTES: usize = hardware::PAGE_BYTES as usize;
 
 /// `bytes` in whole pages, at least one.
 pub(super) fn whole_pages(bytes: usize) -> usize {
-    bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES
+    hardware::whole_pages(bytes as u64) as usize
 }
 
 /// Where slabs come from.

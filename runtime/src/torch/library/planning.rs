@@ -11,9 +11,8 @@ use crate::plan::{Action, Plan};
 use crate::planner::{Decided, KEEP_ALL, PORTFOLIO, Planner, least_feasible_budget};
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
-use crate::torch::driver::Driver;
 use crate::torch::ladder::Rung;
-use crate::torch::program::{Known, Scheduled};
+use crate::torch::program::{Known, Program, Scheduled};
 use crate::trace::Trace;
 
 /// Plans after which none may take any time: until then those for the sizes that a program was found at may.
@@ -91,10 +90,10 @@ impl Library {
     }
 
     /// Makes every plan anew.
-    pub(super) fn replan_all(&mut self, driver: &mut Driver) {
+    pub(super) fn replan_all(&mut self, programs: &mut [Program]) {
         self.least_feasible_bytes = None;
         self.absence.doubt();
-        for rung in driver.programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
+        for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
             let mut shelf = self.take_shelf(rung);
             self.replan(rung, &mut shelf);
             self.shelves.insert(rung.serial, shelf);

@@ -95,6 +95,6 @@ impl Library {
         self.report.least_feasible_budget_bytes = 0;
         driver.residency.reactive.least_bytes = 0;
         self.shelves.values_mut().for_each(Shelf::forget_plan);
-        self.replan_all(driver);
+        self.replan_all(&mut driver.programs);
     }
 }
