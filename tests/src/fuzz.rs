@@ -352,7 +352,9 @@ impl Program {
             _ => untouched.resident_bytes,
         };
         let span_bytes = (untouched.peak_bytes - least_bytes) as f64;
-        let budget_bytes = least_bytes + (span_bytes * random.random_range(0.1..1.0)) as u64;
+        // What bystanders use is in no plan: some budgets have room for it, so that plans are followed.
+        let most = if mode == Mode::Beside { 1.5 } else { 1.0 };
+        let budget_bytes = least_bytes + (span_bytes * random.random_range(0.1..most)) as u64;
         let actions = match random.random_range(0..4) {
             0 => ActionSet { swap: true, recompute: false },
             1 => ActionSet { swap: false, recompute: true },

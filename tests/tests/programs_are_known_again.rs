@@ -214,6 +214,27 @@ fn more_to_stay_where_nothing_may_be_swapped() {
     assert!(report.peak_bytes <= report.budget_bytes && report.reruns > 0 && report.offloaded_bytes == 0, "{report}");
 }
 
+/// An iteration that departs from its plan when it has made much already: the plan needs no recipe of most of that.
+#[test]
+fn a_second_pass_before_the_backward_pass_where_nothing_may_be_swapped() {
+    const KIND: (Kind, Device) = (Kind::Float, Device::Cpu);
+    let _running = one_at_a_time();
+    for is_evaluated in [true, false] {
+        let iterate = |weights: &Tensor, iteration: i64| {
+            let loss_of_some = |rows: i64| loss_of(weights, Tensor::randn([rows, 128], KIND));
+            let loss = loss_of_some(256);
+            let more = (iteration >= 5).then(|| match is_evaluated {
+                true => tch::no_grad(|| loss_of_some(600)),
+                false => loss_of_some(256),
+            });
+            descend(weights, &more.map_or(loss.shallow_clone(), |more| loss + more))
+        };
+        let (width, room_bytes) = NARROW;
+        let report = train_by(recomputing, session(), true, || layers(width), room_bytes, iterate, 12);
+        assert!(report.reruns > 0 && report.offloaded_bytes == 0, "evaluated: {is_evaluated}: {report}");
+    }
+}
+
 /// Batches padded to the longest passage in each: a length is planned for by what iterations of others told.
 #[test]
 fn lengths_none_of_which_comes_again() {

@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(crate) use self::shared::{Open, Shared};
 use super::ancestry::MakerId;
 use super::ladder::{Fit, Rung};
-use super::program::{Follows, Need, Program};
+use super::program::{Follows, Program};
 use super::recompute::Rebuild;
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
 use super::report::{Course, IterationReport, Predicted};
@@ -302,7 +302,8 @@ impl Driver {
         let arrived = self.recording.is_some().then(Instant::now);
         self.absorb_deaths()?;
         // A program that is followed is asked what it lets go of.
-        if self.residency.hold_near(self.acts && self.leader.is_some())? {
+        let is_followed = self.followed().is_some();
+        if self.residency.hold_near(is_followed)? {
             self.absorb_deaths()?;
         }
         self.tell_orphans()?;
@@ -456,16 +457,23 @@ impl Driver {
         }
     }
 
+    /// The program whose plan is carried out.
+    fn followed(&self) -> Option<&Program> {
+        self.leader.filter(|_| self.acts).map(|leader| &self.programs[leader])
+    }
+
+    /// Whether anything may have to be dropped, whatever the plan says: there is more than it was made for, or what it keeps could not all
+    /// be swapped, should the program depart from it.
+    fn may_drop_anything(&self, program: &Program) -> bool {
+        self.outgrows || program.fit() == Fit::Beyond || !self.residency.can_rely_on_swaps()
+    }
+
     fn wish(&self) -> Wish {
-        let followed = self.leader.filter(|_| self.acts);
-        // Should the program depart from its plan, what cannot be made again can be swapped.
-        let least = if self.residency.can_rely_on_swaps() { Need::Rerun } else { Need::Spare };
-        let wanted_by = |leader: usize| {
-            let program = &self.programs[leader];
-            // Beyond what the plan was made for anything may have to be dropped.
-            self.may_recompute && (self.outgrows || program.fit() == Fit::Beyond) || program.wants_recipe(least)
-        };
-        let recipe = self.keeps_all_recipes || followed.map_or(self.may_recompute, wanted_by);
+        let recipe = self.keeps_all_recipes
+            || match self.followed() {
+                Some(program) => program.wants_recipe() || self.may_recompute && self.may_drop_anything(program),
+                None => self.may_recompute,
+            };
         let watch = recipe || self.recording.is_some() && self.record != Record::Times;
         // What an operator costs that is known stands in its trace.
         let costs_wanted = recipe && self.leader.is_none();

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::program::{Known, Need, Scheduled};
+use super::program::{Known, Scheduled};
 use super::shim::RESIZED;
 use super::told::Told;
 use crate::timeline::Prediction;
@@ -152,11 +152,11 @@ impl Ladder {
     }
 
     /// Whether any of the plans that the iteration may go by from here on may rerun an operator.
-    pub(crate) fn wants_recipe(&self, operator: usize, least: Need) -> bool {
+    pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
         if self.early.is_some_and(|told| operator >= told) {
-            return self.rung().scheduled.wants_recipe(operator, least);
+            return self.rung().scheduled.wants_recipe(operator);
         }
-        self.rungs.iter().any(|rung| rung.scheduled.wants_recipe(operator, least))
+        self.rungs.iter().any(|rung| rung.scheduled.wants_recipe(operator))
     }
 
     /// Whether what is done may suit only what came so far.

@@ -6,7 +6,7 @@ mod known;
 mod leaving;
 mod standing;
 
-pub(crate) use self::known::{Known, Need, Scheduled};
+pub(crate) use self::known::{Known, Scheduled};
 use self::leaving::Leaving;
 pub(crate) use self::leaving::{Follows, Leaves};
 pub(super) use self::standing::put;
@@ -358,9 +358,9 @@ impl Program {
         self.here("it failed")
     }
 
-    /// Whether the recipe of the operator that comes next is needed for that `least`.
-    pub(crate) fn wants_recipe(&self, least: Need) -> bool {
-        self.ladder.wants_recipe(self.operator, least)
+    /// Whether its plan needs the recipe of the operator that comes next.
+    pub(crate) fn wants_recipe(&self) -> bool {
+        self.ladder.wants_recipe(self.operator)
     }
 
     /// Whether its plan still fits where an iteration starts with so many bytes.

@@ -46,42 +46,32 @@ impl Known {
     }
 }
 
-/// What an operator's recipe is needed for, the least first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Need {
-    /// What is dropped goes back to it. It is run again only if the program departs from the plan, and what was made by it is
-    /// dropped, too.
-    Spare,
-    /// It is run again, or would be to restore what is dropped at any time until that is needed.
-    Rerun,
-}
-
 /// What to do while the program runs.
 pub(crate) struct Scheduled {
     pub(crate) plan: Plan,
     pub(crate) schedule: Schedule,
     pub(crate) prediction: Option<Prediction>,
-    /// Per operator: what its recipe is needed for, if for anything.
-    recipes: Vec<Option<Need>>,
+    /// Per operator: whether it is run again, or would be to restore what is dropped at any time until that is needed.
+    reruns: Vec<bool>,
     /// Per storage: the first step that moves it, if any does.
     first_move: Vec<Option<usize>>,
 }
 
 impl Scheduled {
     pub(crate) fn new(known: &Known, plan: Plan, schedule: Schedule, prediction: Option<Prediction>) -> Self {
-        let recipes = recipes(&known.trace, &known.lineage, &plan);
+        let reruns = reruns(&known.trace, &known.lineage, &plan);
         let mut first_move = vec![None; known.trace.storages.len()];
         for (step, (_, instruction)) in schedule.steps().iter().enumerate() {
             if let Some(storage) = instruction.storage() {
                 first_move[storage.index()].get_or_insert(step);
             }
         }
-        Scheduled { plan, schedule, prediction, recipes, first_move }
+        Scheduled { plan, schedule, prediction, reruns, first_move }
     }
 
-    /// Whether the recipe of an operator is needed for that `least`.
-    pub(crate) fn wants_recipe(&self, operator: usize, least: Need) -> bool {
-        self.recipes.get(operator).copied().flatten() >= Some(least)
+    /// Whether the plan needs the recipe of an operator.
+    pub(crate) fn wants_recipe(&self, operator: usize) -> bool {
+        self.reruns.get(operator).is_some_and(|&it| it)
     }
 
     /// Whether a step before that one moves a storage.
@@ -95,32 +85,30 @@ impl Scheduled {
     }
 }
 
-/// Which operators' recipes are of use under `plan`, and for what.
-fn recipes(trace: &Trace, lineage: &Lineage, plan: &Plan) -> Vec<Option<Need>> {
-    let mut recipes = vec![None; trace.operators.len()];
+/// Which operators may be run again under `plan`.
+fn reruns(trace: &Trace, lineage: &Lineage, plan: &Plan) -> Vec<bool> {
+    let mut reruns = vec![false; trace.operators.len()];
+    // Until when versions may have to be made again.
+    let mut seen = vec![None; lineage.versions().len()];
     let windows = lineage.windows().iter().zip(plan.actions());
     let dropped = windows.filter(|&(_, &action)| action == Action::Recompute).map(|(window, _)| window);
-    for need in [Need::Spare, Need::Rerun] {
-        // Until when versions may have to be made again.
-        let mut seen = vec![None; lineage.versions().len()];
-        let mut stack: Vec<_> = dropped.clone().map(|window| (window.version, window.last_operator())).collect();
-        while let Some((version, until)) = stack.pop() {
-            let known = &mut seen[version.index()];
-            if known.is_some_and(|known| need == Need::Spare || known >= until) {
-                continue;
-            }
-            *known = Some(until);
-            let Some(producer) = lineage.version(version).producer else { continue };
-            recipes[producer.index()] = Some(need);
-            // A gradient that stands is not held: see `Ancestry`.
-            let serves = |&input: &VersionId| {
-                let Version { until: stands_until, producer, .. } = *lineage.version(input);
-                let is_gradient = producer.is_some_and(|maker| trace.operators[maker.index()].phase == Phase::Backward);
-                stands_until as usize >= until && !is_gradient
-            };
-            let inputs = lineage.replay_inputs(producer).iter().copied();
-            stack.extend(inputs.filter(|input| need == Need::Spare || !serves(input)).map(|input| (input, until)));
+    let mut stack: Vec<_> = dropped.map(|window| (window.version, window.last_operator())).collect();
+    while let Some((version, until)) = stack.pop() {
+        let known = &mut seen[version.index()];
+        if known.is_some_and(|known| known >= until) {
+            continue;
         }
+        *known = Some(until);
+        let Some(producer) = lineage.version(version).producer else { continue };
+        reruns[producer.index()] = true;
+        // A gradient that stands is not held: see `Ancestry`.
+        let serves = |&input: &VersionId| {
+            let Version { until: stands_until, producer, .. } = *lineage.version(input);
+            let is_gradient = producer.is_some_and(|maker| trace.operators[maker.index()].phase == Phase::Backward);
+            stands_until as usize >= until && !is_gradient
+        };
+        let inputs = lineage.replay_inputs(producer).iter().copied();
+        stack.extend(inputs.filter(|input| !serves(input)).map(|input| (input, until)));
     }
-    recipes
+    reruns
 }
