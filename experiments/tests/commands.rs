@@ -658,6 +658,20 @@ fn hold_compares_loops_under_budgets_with_their_untouched_selves() {
 }
 
 #[test]
+fn hold_does_as_a_job_that_names_no_policy_and_may_not_swap() {
+    let bench = bench!("hold-search");
+    bench.succeed(
+        "hold gpt.toml:gpt-tiny --policy search --actions keep,recompute --budget 70% --iterations 7 --json held.json",
+    );
+    let held = bench.json("held.json");
+    let point = &held["points"][0];
+    assert_eq!((&point["held"], &point["variables_identical"]), (&Value::Bool(true), &Value::Bool(true)), "{point:#}");
+    assert!(point["plans_by"].as_object().unwrap().keys().any(|by| by == "search"), "{point:#}");
+    let refused = bench.refuse("hold gpt.toml:gpt-tiny --policy genetic");
+    assert!(refused.contains("genetic: it takes too long"), "{refused}");
+}
+
+#[test]
 fn slow_tiers_are_limited_and_spill_to_a_file_that_leaves_nothing() {
     let bench = bench!("tiers");
     std::fs::create_dir(bench.path("spill")).unwrap();

@@ -11,12 +11,14 @@ use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::units::Budget;
 use plimsoll_env::workload::Workload;
+use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime};
 use serde::Serialize;
 
+use super::plan::parse_actions;
 use crate::chosen::Chosen;
 use crate::loops::{LinkFlag, LoopFlags, OpenDevice, Untouched, build, overheads};
 use crate::progress;
@@ -24,6 +26,9 @@ use crate::provenance::command_line;
 use crate::results::write_json;
 use crate::table::{Table, mib, percent};
 use crate::tiers::{OpenTiers, TierFlags};
+
+/// What a job without a policy does.
+const SEARCH: &str = "search";
 
 /// Flags.
 #[derive(Args)]
@@ -47,9 +52,12 @@ pub struct Arguments {
     /// next, but for the last, so that budgets below them can be held
     #[arg(long)]
     throughout: bool,
-    /// A policy file, or the name of a baseline
-    #[arg(long, value_name = "FILE|BASELINE", default_value = "dtr")]
+    /// A policy file, the name of a baseline, or `search`, which is what a job does that names neither
+    #[arg(long, value_name = "FILE|BASELINE|search", default_value = "dtr")]
     policy: String,
+    /// Actions that are allowed
+    #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
+    actions: ActionSet,
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
@@ -155,7 +163,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     ensure!(arguments.iterations > 0, "--iterations 0: there is nothing to run");
     let policy = Chosen::parse(&arguments.policy)?;
     if let Chosen::Baseline(name) = policy {
-        ensure!(BASELINES.contains(&name), "--policy {name}: a search takes too long for a loop under way");
+        let is_quick = name == SEARCH || BASELINES.contains(&name);
+        ensure!(is_quick, "--policy {name}: it takes too long for a loop under way");
     }
     arguments.json.as_deref().map_or(Ok(()), require_writable)?;
     let configs = arguments.loops.iter().map(|name| {
@@ -169,7 +178,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     });
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
     for (config, _) in &configs {
-        policy.warn_of_family(&config.family.to_string());
+        policy.warn_of_mismatch(&config.family.to_string(), arguments.actions);
     }
     let emulated = arguments.link.is_emulated();
     let tiers = arguments.tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
@@ -298,11 +307,12 @@ fn attempt(
     arguments: &Arguments,
 ) -> anyhow::Result<Attempt> {
     let builder = match Chosen::parse(&arguments.policy)? {
+        Chosen::Baseline(SEARCH) => Runtime::builder(),
         Chosen::Baseline(name) => Runtime::builder().baseline(name),
         Chosen::Learned { file, .. } => Runtime::builder().policy(*file),
     };
     let Ground { on, tiers } = ground;
-    let builder = builder.budget(Line::bytes(budget_bytes)).device(on.device);
+    let builder = builder.budget(Line::bytes(budget_bytes)).actions(arguments.actions).device(on.device);
     let runtime = builder.tiers(tiers.tiers).engine(on.engine(tiers)?).build()?;
     let training = arguments.throughout.then(|| runtime.start_detecting()).transpose()?;
     let mut workload = build(config, name, on.device, arguments.flags.seed)?;
