@@ -87,6 +87,27 @@ fn what_another_thread_is_about_to_let_go_of_is_no_reason_to_refuse() {
     assert_eq!(runtime.report().least_feasible_budget_bytes, 0);
 }
 
+/// Of a backward pass that was refused libtorch keeps what it had yet to do, with all that this needs.
+#[test]
+fn nothing_is_left_of_a_backward_pass_that_was_refused() {
+    const BYTES: u64 = 1 << 18;
+    let _running = one_at_a_time();
+    let input = Tensor::ones([BYTES as i64 / 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let branch = || (0..4).fold(input.shallow_clone(), |value, _| value.sin()).sum(Kind::Float);
+    let resident = plimsoll_tests::session().live_bytes();
+    // Two branches of three saved values each. Going back takes two more, forward there is one.
+    let builder = Runtime::builder().budget(Budget::bytes(resident + 7 * BYTES + BYTES / 2)).link(fast_link());
+    let mut runtime = builder.actions(ActionSet { swap: false, recompute: false }).build().unwrap();
+    {
+        let _iteration = runtime.iteration();
+        (branch() + branch()).f_backward().expect_err("there is no room for two more");
+    }
+    assert_eq!(plimsoll_tests::session().live_bytes(), resident);
+    drop(runtime);
+    (branch() + branch()).backward();
+    assert_eq!(input.grad().size(), input.size());
+}
+
 #[test]
 fn every_budget_is_held_or_refused_and_none_raises_the_peak_of_a_larger_one() {
     let _running = one_at_a_time();

@@ -8,9 +8,11 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <chrono>
 
 namespace plimsoll {
@@ -20,6 +22,13 @@ std::string& refusal();
 PlimsollCallbacks callbacks;
 
 namespace {
+
+// Whether an operator of a backward pass was refused, or failed, since somebody asked.
+std::atomic<bool> backward_has_failed{false};
+
+void note_failure() {
+  if (phase() == PLIMSOLL_BACKWARD) backward_has_failed = true;
+}
 
 uint64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -71,6 +80,7 @@ int32_t Call::ask() {
   note_stream();
   describe();
   int32_t answer = callbacks.before(&event_);
+  if (C10_UNLIKELY(answer < 0)) note_failure();
   TORCH_CHECK_WITH(OutOfMemoryError, answer >= 0, refusal());
   return answer;
 }
@@ -134,6 +144,7 @@ void Call::finish(const c10::IValue* results) {
 }
 
 void Call::fail() {
+  note_failure();
   if (C10_UNLIKELY(beside_ != nullptr)) return end_for_bystander();
   callbacks.failed(&event_);
 }
@@ -273,6 +284,14 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
     created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});
   }
   return created;
+}
+
+void forget_failed_backward() {
+  if (!backward_has_failed.exchange(false)) return;
+  WithoutPython others_go_on;
+  c10::InferenceMode no_inference(false);
+  c10::AutoGradMode with_gradients(true);
+  at::zeros({}).requires_grad_().backward();
 }
 
 uint32_t phase() {

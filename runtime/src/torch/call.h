@@ -124,6 +124,10 @@ class Call {
   c10::SmallVector<PlimsollCreated, 4> created_;
 };
 
+// Where a backward pass has failed in an operator, libtorch keeps what was yet to be done, and the graph that goes with it, until this
+// thread begins another one: one of nothing is run.
+void forget_failed_backward();
+
 // What this thread's operators are for: PlimsollPhase.
 uint32_t phase();
 

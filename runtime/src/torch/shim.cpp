@@ -87,6 +87,7 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
 
 void plimsoll_find_dead(void) { entries().find_dead(); }
 
+void plimsoll_forget_failed_backward(void) { caught([] { forget_failed_backward(); }); }
 uint32_t plimsoll_phase(void) { return phase(); }
 uint64_t plimsoll_recorded(void) { return at::sequence_number::peek(); }
 

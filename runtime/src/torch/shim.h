@@ -101,6 +101,9 @@ typedef struct {
 int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count, uint64_t* makespan_ns);
 // Notes the storages that died without a report. To be called between iterations.
 void plimsoll_find_dead(void);
+// Lets go of what libtorch keeps of a backward pass that has failed in an operator, if one has. To be called by the thread that began it,
+// outside of any.
+void plimsoll_forget_failed_backward(void);
 // What the operator that this thread runs is for: PlimsollPhase. Few need to know.
 uint32_t plimsoll_phase(void);
 // How much autograd has recorded of this thread: more than before where it records the operator that is about to run.

@@ -248,6 +248,7 @@ unsafe extern "C" {
     fn plimsoll_before_fork();
     fn plimsoll_after_fork();
     fn plimsoll_find_dead();
+    fn plimsoll_forget_failed_backward();
     fn plimsoll_phase() -> u32;
     fn plimsoll_recorded() -> u64;
     fn plimsoll_audit(what: i32);
@@ -443,6 +444,13 @@ pub(crate) fn forget_bystanders() {
 pub(crate) fn find_dead() {
     // SAFETY: locks what it needs.
     unsafe { plimsoll_find_dead() }
+}
+
+/// Lets go of what libtorch keeps of a backward pass that has failed in an operator, if one has. To be called by the thread that began
+/// it, outside of any.
+pub(crate) fn forget_failed_backward() {
+    // SAFETY: it runs operators that nobody is told of.
+    unsafe { plimsoll_forget_failed_backward() }
 }
 
 /// What the operator that this thread runs is for.

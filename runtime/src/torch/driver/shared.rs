@@ -237,6 +237,8 @@ impl Shared {
 
     fn restore_and_finish(&self, follows: Follows) -> Result<Ended, Fault> {
         let left = Instant::now();
+        // What it had yet to do need not be restored.
+        shim::forget_failed_backward();
         // What is restored is the runtime's.
         shim::time_on_device(DeviceTiming::Nothing);
         let mut driver = self.lock();
