@@ -301,6 +301,19 @@ fn operators_on_lists_come_to_the_same_in_pieces() {
 }
 
 #[test]
+fn passes_over_batches_that_were_there_before_are_told_apart() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("passes.py", budget, &[]).end().unwrap();
+    let untouched = run("");
+    for budget in ["--budget 18MiB", "--budget 14MiB"] {
+        let within = run(budget);
+        assert_eq!(within["losses"], untouched["losses"], "{budget}");
+        let [planned, reactive] = ["planned", "reactive"].map(|course| within[course].as_u64().unwrap());
+        assert!(planned >= 8 && reactive <= 4, "{budget}: {planned} were planned, {reactive} reactive");
+    }
+}
+
+#[test]
 fn what_dies_while_it_is_made_again_is_missed_by_nobody() {
     let Some(ground) = ground() else { return };
     for room in ["", "--tight"] {

@@ -139,6 +139,5 @@ impl Relay for Detector {
 
     fn ran(&self, operator: &RawOperator) {
         lock(&self.stream).made(operator);
-        self.divider.ran(operator);
     }
 }

@@ -188,7 +188,7 @@ impl Driver {
     /// Starts an iteration; `leader` is the program that it is expected to be.
     pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
         self.absorb_deaths()?;
-        self.residency.lock_lent();
+        self.residency.begin();
         self.is_prelude = wanted.is_prelude;
         self.is_strict = wanted.strictly;
         self.expected = wanted.expected;
@@ -212,8 +212,6 @@ impl Driver {
         self.late.clear();
         let before = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };
         self.started = Instant::now();
-        self.residency.report = IterationReport::default();
-        self.residency.reactive.started_ns = self.residency.now_ns();
         self.record = wanted.record;
         self.recording = wanted.record.has_operators().then(|| {
             let local = |entry| before.get(&entry).copied();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use super::driver::{Driver, Ended, Shared};
 use super::library::{Library, Next};
-use super::program::{Follows, put};
+use super::program::Follows;
 use super::session::{Observer, Relay, SessionError};
 use super::shim::{self, RawOperator};
 use crate::locks::lock;
@@ -18,6 +18,8 @@ use crate::trace::Phase;
 
 /// Iterations in a row that are not known, though they train like the one before, after which their preludes are divided from them.
 const PATIENCE: u32 = 4;
+/// Operators that autograd records between a backward pass and the next forward pass, at the most: they use what the pass made.
+const AFTERWORD: u32 = 8;
 /// Parts in a row that are not known either, after which that is given up.
 const TRIES: u32 = 32;
 
@@ -85,10 +87,8 @@ impl Division {
 struct Parts {
     is_prelude: bool,
     between_passes: bool,
-    has_backward: bool,
-    /// Which part it is, and by entry the one that made the storage.
-    part: u32,
-    made_in: Vec<u32>,
+    /// What autograd has recorded since a backward pass, if there was one that nothing was divided after.
+    since_backward: Option<u32>,
     /// What autograd had recorded of the loop's thread when its last operator began.
     recorded: u64,
 }
@@ -97,8 +97,7 @@ impl Parts {
     /// An iteration begins, or another part of one.
     fn begin(&mut self, next: &Next) {
         (self.is_prelude, self.between_passes) = (next.wanted.is_prelude, next.cuts.between_passes);
-        self.has_backward = false;
-        self.part += 1;
+        self.since_backward = None;
     }
 
     /// Whether autograd records the operator that is about to run, or what came since the last one. A backward pass may have a thread
@@ -108,9 +107,11 @@ impl Parts {
     }
 
     /// Whether a part ends before this operator, where it can be divided there. What uses something that a pass has made belongs to
-    /// that, as what is done with its loss does.
-    fn end_before(&mut self, operator: &RawOperator, phase: Phase, recorded: bool) -> bool {
-        self.has_backward |= self.between_passes && phase == Phase::Backward;
+    /// that, as what is done with its loss does; so does a forward pass that begins with such.
+    fn end_before(&mut self, phase: Phase, recorded: bool, uses_own: impl FnOnce() -> bool) -> bool {
+        if self.between_passes && phase == Phase::Backward {
+            self.since_backward = Some(0);
+        }
         if phase != Phase::Forward {
             return false;
         }
@@ -118,18 +119,11 @@ impl Parts {
             self.is_prelude = !recorded;
             return recorded;
         }
-        let is_own = |index: usize| self.made_in.get(index) == Some(&self.part);
-        let mut accesses = operator.accesses().iter().filter(|access| access.locked().is_none());
-        let ends = self.has_backward && !accesses.any(|access| is_own(access.entry.index()));
-        self.has_backward &= !ends;
+        let Some(since) = self.since_backward else { return false };
+        let ends = !uses_own();
+        let since = since + u32::from(recorded);
+        self.since_backward = Some(since).filter(|&since| !ends && since <= AFTERWORD);
         ends
-    }
-
-    /// The operator has run.
-    fn ran(&mut self, operator: &RawOperator) {
-        for created in operator.created().iter().filter(|_| self.between_passes) {
-            put(&mut self.made_in, created.entry.index(), self.part);
-        }
     }
 }
 
@@ -159,7 +153,12 @@ impl Divider {
     /// Ends the parts of an iteration that end before this operator, and begins the next, where what is to be resident in between can be.
     pub(super) fn divide(&self, operator: &RawOperator, phase: Phase, recorded: bool) -> Result<(), SessionError> {
         // A prelude may end before the operator that it begins with.
-        while lock(&self.parts).end_before(operator, phase, recorded) {
+        let uses_own = || {
+            let driver = self.shared.lock();
+            let mut evictable = operator.accesses().iter().filter(|access| access.locked().is_none());
+            evictable.any(|access| driver.residency.is_made_here(access.entry))
+        };
+        while lock(&self.parts).end_before(phase, recorded, uses_own) {
             let is_loop = lock(&self.library).is_loop;
             if !self.shared.make_resident(is_loop)? {
                 break;
@@ -207,10 +206,6 @@ impl Relay for Divider {
         let recorded = self.is_recorded(phase);
         self.divide(operator, phase, recorded)
     }
-
-    fn ran(&self, operator: &RawOperator) {
-        lock(&self.parts).ran(operator);
-    }
 }
 
 #[cfg(test)]
@@ -236,6 +231,20 @@ mod tests {
         assert!(!division.cuts.after_prelude, "of no use");
         (0..PATIENCE).for_each(|_| division.doubt(true));
         assert!(!division.cuts.after_prelude);
+    }
+
+    #[test]
+    fn a_pass_ends_where_another_begins_and_not_in_the_middle_of_one() {
+        let mut parts = Parts { between_passes: true, ..Parts::default() };
+        let forward = |parts: &mut Parts, uses_own| parts.end_before(Phase::Forward, true, || uses_own);
+        let backward = |parts: &mut Parts| assert!(!parts.end_before(Phase::Backward, false, || unreachable!()));
+        assert!(!forward(&mut parts, false), "there was none before");
+        backward(&mut parts);
+        assert!(!forward(&mut parts, true), "of the loss that it had");
+        assert!(forward(&mut parts, false) && !forward(&mut parts, false));
+        backward(&mut parts);
+        (0..=AFTERWORD).for_each(|_| assert!(!forward(&mut parts, true)));
+        assert!(!forward(&mut parts, false), "the pass that goes on from what the one before has made is under way");
     }
 
     #[test]

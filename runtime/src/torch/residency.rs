@@ -60,6 +60,8 @@ pub(crate) struct Live {
     pub(crate) filled_at: Option<u64>,
     /// Made by the backward pass, and not known to be a root.
     pub(crate) is_gradient: bool,
+    /// The iteration, or part of one, whose operator made it; none made what was only seen.
+    made_in: Option<u32>,
     pub(crate) last_use_ns: u64,
 }
 
@@ -172,6 +174,8 @@ pub(crate) struct Residency {
     pub(super) started: Instant,
     /// How many storages there have been.
     storages: u64,
+    /// How many iterations, or parts of them, have begun.
+    begun: u32,
     freed: Vec<Entry>,
     died: Vec<Entry>,
     /// When an operator ended, the last one or one not long before it.
@@ -207,6 +211,7 @@ impl Residency {
             events: Events::default(),
             started: Instant::now(),
             storages: 0,
+            begun: 0,
             freed: Vec::new(),
             died: Vec::new(),
             clock_ns: 0,
@@ -297,9 +302,23 @@ impl Residency {
                 is_left_away: false,
                 filled_at: None,
                 is_gradient: false,
+                made_in: None,
                 last_use_ns,
             }
         })
+    }
+
+    /// An iteration begins, or a part of one.
+    pub(crate) fn begin(&mut self) {
+        self.begun = self.begun.wrapping_add(1);
+        self.report = IterationReport::default();
+        self.reactive.started_ns = self.now_ns();
+        self.lock_lent();
+    }
+
+    /// Whether an operator of the iteration under way, or of the part of one, has made a storage.
+    pub(crate) fn is_made_here(&self, entry: Entry) -> bool {
+        self.get(entry).is_some_and(|live| live.made_in == Some(self.begun))
     }
 
     /// An operator has ended. Looks at the clock: always, or `rarely`.
@@ -683,7 +702,7 @@ impl Residency {
     }
 
     /// What was lent while nobody listened stays from now on.
-    pub(crate) fn lock_lent(&mut self) {
+    fn lock_lent(&mut self) {
         // What is not known yet is said to be locked when it is first used.
         for (index, live) in self.live.iter_mut().enumerate() {
             if let Some(live) = live {
@@ -706,7 +725,9 @@ impl Residency {
         let filled_at = if operator.is_replayable() { self.operators + FILLED_WITHIN } else { u64::MAX };
         let filled_at = operator.accesses().is_empty().then_some(filled_at);
         for created in operator.created() {
-            self.known(created.entry, created.bytes, created.locked()).filled_at = filled_at;
+            let made_in = Some(self.begun);
+            let live = self.known(created.entry, created.bytes, created.locked());
+            (live.filled_at, live.made_in) = (filled_at, made_in);
         }
         let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
         let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));
