@@ -259,13 +259,14 @@ impl Driver {
         }
         let late = std::mem::take(&mut self.late);
         let mut suspects = late.clone();
-        match self.recording {
-            Some(_) => suspects.extend(self.residency.held()),
-            // Programs ask for no more than what should be gone by now.
-            None => {
-                let matching = self.programs.iter().filter(|program| program.matches);
-                suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
-            }
+        // What is recorded of a program that nobody knows says when each of them goes. Known ones ask for no more than what should be
+        // gone by now: there may be thousands.
+        let asks_all = self.recording.is_some() && self.leader.is_none();
+        if asks_all {
+            suspects.extend(self.residency.held());
+        } else {
+            let matching = self.programs.iter().filter(|program| program.matches);
+            suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
         }
         for entry in suspects {
             let was_told = self.orphans.contains(&entry);
@@ -273,8 +274,7 @@ impl Driver {
                 continue;
             }
             if !shim::is_orphan(entry)? {
-                // Where there is a recording, all that is held is asked about next time.
-                if self.recording.is_none() {
+                if !asks_all {
                     self.late.insert(entry);
                 }
                 continue;
@@ -449,15 +449,16 @@ impl Driver {
 
     /// Bytes run out. Where nothing is planned that is no deviation.
     fn runs_short(&mut self) {
-        if let Some(leader) = self.leader.filter(|_| self.acts && self.deviation.is_none()) {
-            let place = self.programs[leader].place();
+        if let Some(program) = self.followed().filter(|_| self.deviation.is_none()) {
+            let place = program.place();
             self.deviation = Some(Deviation::RanShort(format!("{place}: more bytes are wanted than are left")));
         }
     }
 
     /// The program whose plan is carried out.
     fn followed(&self) -> Option<&Program> {
-        self.leader.filter(|_| self.acts).map(|leader| &self.programs[leader])
+        let leader = self.leader.filter(|_| self.acts).map(|leader| &self.programs[leader]);
+        leader.filter(|program| !program.scheduled().is_reactive())
     }
 
     /// Whether anything may have to be dropped, whatever the plan says: there is more than it was made for, or what it keeps could not all
@@ -551,7 +552,8 @@ impl Driver {
         report.makespan_ns = (ended - self.started).as_nanos() as u64;
         report.peak_bytes = peak_bytes;
         report.over_budget_bytes = peak_bytes.saturating_sub(self.residency.reactive.budget_bytes);
-        report.followed = self.deviation.is_none() && self.acts && program.is_some();
+        let planned = program.filter(|&program| self.acts && !self.programs[program].scheduled().is_reactive());
+        report.followed = self.deviation.is_none() && planned.is_some();
         let ran_short = matches!(self.deviation, Some(Deviation::RanShort(_)));
         report.deviation = self.deviation.take().map(|(Deviation::RanShort(what) | Deviation::Other(what))| what);
         report.course = match program.map(|program| self.programs[program].scheduled()) {
@@ -567,7 +569,7 @@ impl Driver {
             let stands_alike = program.begins_without(&self.begun_without) && ends_alike;
             program.fit() == Fit::Exact && !program.differs_in_small() && stands_alike
         };
-        let exact = program.filter(|&program| self.acts && is_as_planned(&self.programs[program]));
+        let exact = planned.filter(|&program| is_as_planned(&self.programs[program]));
         let prediction = exact.and_then(|program| self.programs[program].scheduled().prediction);
         report.predicted =
             prediction.map(|seen| Predicted { makespan_ns: seen.makespan_ns, peak_bytes: seen.peak_bytes });

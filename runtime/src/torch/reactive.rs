@@ -20,6 +20,9 @@ use crate::policy::{Choice, Policy};
 const GIVEN_UP_MAX: u32 = 4;
 /// Reruns looked at when a candidate's recompute time is estimated.
 const ANCESTORS_MAX: usize = 256;
+/// Candidates of one decision. Where there are more, each decision looks at other ones: to look at thousands for each of thousands of
+/// evictions takes far longer than the evictions do. DTR draws its candidates, too.
+const CANDIDATES_MAX: usize = 512;
 
 /// What may be evicted, the first resort first.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub(crate) struct Reactive {
     pub(crate) started_ns: u64,
     /// Fewest bytes for which every operator so far, with all else evicted, has found room.
     pub(crate) least_bytes: u64,
+    /// The place in the table at which the next decision begins to look for candidates.
+    next_look: usize,
     entries: Vec<Entry>,
     candidates: Vec<Candidate>,
     features: Vec<f32>,
@@ -70,6 +75,7 @@ impl Reactive {
             makespan_ns: 0,
             started_ns: 0,
             least_bytes: 0,
+            next_look: 0,
             entries: Vec::new(),
             candidates: Vec::new(),
             features: Vec::new(),
@@ -322,7 +328,16 @@ impl Residency {
         };
         entries.extend(self.iter().filter(|(_, live)| is_idle(live)).map(|(entry, _)| entry));
         let now_ns = self.now_ns();
+        if entries.len() > CANDIDATES_MAX {
+            let first = entries.partition_point(|entry| entry.index() < self.reactive.next_look);
+            entries.rotate_left(first);
+        }
+        let mut looked = 0;
         entries.retain(|&entry| {
+            if candidates.len() == CANDIDATES_MAX {
+                return false;
+            }
+            looked = entry.index() + 1;
             let row = WindowId(candidates.len() as u32);
             let candidate = self.candidate(entry, row, now_ns, eligible);
             let lawful = candidate.can_swap || candidate.can_recompute;
@@ -331,6 +346,7 @@ impl Residency {
             }
             lawful
         });
+        self.reactive.next_look = looked;
         self.reactive.entries = entries;
         self.reactive.candidates = candidates;
     }

@@ -51,8 +51,9 @@ impl Library {
         let budget_bytes = self.budget.0.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
         let problem = self.problem(trace, lineage, budget_bytes);
+        let keep_all = || (Plan::keep_all(lineage.windows().len()), KEEP_ALL);
         let (plan, by) = if lineage.keep_all_peak_bytes() <= budget_bytes {
-            (Plan::keep_all(lineage.windows().len()), KEEP_ALL)
+            keep_all()
         } else {
             let Decided { planned, by } = self.decider.plan(problem, planner, before);
             // Where something may be left away, less may do.
@@ -62,7 +63,12 @@ impl Library {
                 let least = least_feasible_budget(problem, &mut policies);
                 self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
             }
-            (planned.plan, by)
+            match planned.fits() || self.actions.swap {
+                true => (planned.plan, by),
+                // What it drops may have to be rebuilt when there is no room for that, and nothing to swap. Decided for when bytes run
+                // out, an iteration has been held.
+                false => keep_all(),
+            }
         };
         let scheduled = self.schedule(known, plan, budget_bytes);
         self.report.plans += 1;

@@ -79,6 +79,11 @@ impl Scheduled {
         self.first_move[storage.index()].is_some_and(|first| first < before)
     }
 
+    /// Whether there is no plan: what is evicted is decided when bytes run out.
+    pub(crate) fn is_reactive(&self) -> bool {
+        self.schedule.is_idle() && self.exceeds_budget()
+    }
+
     /// Whether the plan is predicted to exceed its budget.
     pub(crate) fn exceeds_budget(&self) -> bool {
         self.prediction.is_some_and(|prediction| prediction.over_budget_bytes > 0)
