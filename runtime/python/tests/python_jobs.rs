@@ -301,6 +301,19 @@ fn operators_on_lists_come_to_the_same_in_pieces() {
 }
 
 #[test]
+fn what_is_held_without_a_plan_is_not_refused_because_of_one() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("kept.py", budget, &[]).end().unwrap();
+    let untouched = run("");
+    for budget in ["--budget 942kB", "--budget 963kB", "--budget 1400kB"] {
+        let within = run(budget);
+        assert_eq!(within["losses"], untouched["losses"], "{budget}");
+        // Within the last one there are many.
+        assert!(within["planned"] == true || budget != "--budget 1400kB");
+    }
+}
+
+#[test]
 fn passes_over_batches_that_were_there_before_are_told_apart() {
     let Some(ground) = ground() else { return };
     let run = |budget: &str| ground.start("passes.py", budget, &[]).end().unwrap();
