@@ -289,6 +289,10 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
 void forget_failed_backward() {
   if (!backward_has_failed.exchange(false)) return;
   WithoutPython others_go_on;
+  Uncounted uncounted;
+  // No dispatch mode is told of what the program has not called.
+  c10::impl::ExcludeDispatchKeyGuard without_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   c10::InferenceMode no_inference(false);
   c10::AutoGradMode with_gradients(true);
   at::zeros({}).requires_grad_().backward();

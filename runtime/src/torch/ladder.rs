@@ -254,7 +254,10 @@ impl Ladder {
         let bytes: u64 = storages.map(|(storage, seen)| seen.unwrap_or(storage.bytes)).sum();
         let (less, more) = (bytes.min(self.rung().bytes), bytes.max(self.rung().bytes));
         let is_far = (less as f64) < NEAR * more as f64;
-        let is_roomy = matches!(served, Served::Within(peak_bytes) if self.rung().is_roomy_for(peak_bytes));
+        let is_roomy = match served {
+            Served::Within(peak_bytes) => self.rung().is_roomy_for(peak_bytes),
+            _ => self.rung().scheduled.is_reactive(),
+        };
         let is_hull = match self.fit {
             _ if is_own => false,
             _ if self.is_told_anew => return None,

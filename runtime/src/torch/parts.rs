@@ -18,8 +18,9 @@ use crate::trace::Phase;
 
 /// Iterations in a row that are not known, though they train like the one before, after which their preludes are divided from them.
 const PATIENCE: u32 = 4;
-/// Operators that autograd records between a backward pass and the next forward pass, at the most: they use what the pass made.
-const AFTERWORD: u32 = 8;
+/// Operators that use what a pass has made and that autograd records after its backward pass, before they are taken for the next forward
+/// pass.
+const AFTERWORD: u32 = 32;
 /// Parts in a row that are not known either, after which that is given up.
 const TRIES: u32 = 32;
 

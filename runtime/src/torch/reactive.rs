@@ -20,8 +20,8 @@ use crate::policy::{Choice, Policy};
 const GIVEN_UP_MAX: u32 = 4;
 /// Reruns looked at when a candidate's recompute time is estimated.
 const ANCESTORS_MAX: usize = 256;
-/// Candidates of one decision. Where there are more, each decision looks at other ones: to look at thousands for each of thousands of
-/// evictions takes far longer than the evictions do. DTR draws its candidates, too.
+/// Candidates of one decision. Where there are more, it begins to look for them where the last one ended: to look at thousands for each of
+/// thousands of evictions takes far longer than the evictions do. DTR draws its candidates, too.
 const CANDIDATES_MAX: usize = 512;
 
 /// What may be evicted, the first resort first.
@@ -57,7 +57,7 @@ pub(crate) struct Reactive {
     /// Fewest bytes for which every operator so far, with all else evicted, has found room.
     pub(crate) least_bytes: u64,
     /// The place in the table at which the next decision begins to look for candidates.
-    next_look: usize,
+    pub(super) next_look: usize,
     entries: Vec<Entry>,
     candidates: Vec<Candidate>,
     features: Vec<f32>,

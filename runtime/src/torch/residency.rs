@@ -312,7 +312,7 @@ impl Residency {
     pub(crate) fn begin(&mut self) {
         self.begun = self.begun.wrapping_add(1);
         self.report = IterationReport::default();
-        self.reactive.started_ns = self.now_ns();
+        (self.reactive.started_ns, self.reactive.next_look) = (self.now_ns(), 0);
         self.lock_lent();
     }
 

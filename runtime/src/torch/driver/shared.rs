@@ -191,6 +191,7 @@ impl Shared {
     /// to, if all of a loop is listened to. Whether the part ends.
     pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
         let _turn = lock(&self.turn);
+        shim::forget_failed_backward();
         let mut driver = self.lock();
         driver.absorb_deaths()?;
         driver.tell_orphans()?;

@@ -65,8 +65,8 @@ impl Library {
             }
             match planned.fits() || self.actions.swap {
                 true => (planned.plan, by),
-                // What it drops may have to be rebuilt when there is no room for that, and nothing to swap. Decided for when bytes run
-                // out, an iteration has been held.
+                // What it drops may have to be rebuilt when there is no room for that, and nothing to swap. Iterations were held
+                // before there was a plan, deciding when bytes ran out.
                 false => keep_all(),
             }
         };
