@@ -210,8 +210,16 @@ impl Trace {
 
     /// Bytes allocated when the iteration begins.
     pub(crate) fn start_bytes(&self) -> u64 {
-        let initial = &self.storages[..self.initial_storages as usize];
-        self.unseen_bytes + initial.iter().map(|storage| storage.bytes).sum::<u64>()
+        self.unseen_bytes + self.initial_bytes()
+    }
+
+    /// What is unseen of an iteration that begins with so many bytes allocated.
+    pub(crate) fn unseen_of(&self, start_bytes: u64) -> u64 {
+        start_bytes.saturating_sub(self.initial_bytes())
+    }
+
+    fn initial_bytes(&self) -> u64 {
+        self.storages[..self.initial_storages as usize].iter().map(|storage| storage.bytes).sum()
     }
 
     /// Scales all times until they add up to `makespan_ns`.

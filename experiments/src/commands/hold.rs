@@ -14,6 +14,7 @@ use plimsoll_env::workload::Workload;
 use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::require_writable;
+use plimsoll_runtime::planner::SEARCH;
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime};
 use serde::Serialize;
@@ -26,9 +27,6 @@ use crate::provenance::command_line;
 use crate::results::write_json;
 use crate::table::{Table, mib, percent};
 use crate::tiers::{OpenTiers, TierFlags};
-
-/// What a job without a policy does.
-const SEARCH: &str = "search";
 
 /// Flags.
 #[derive(Args)]

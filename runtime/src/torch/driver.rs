@@ -457,8 +457,12 @@ impl Driver {
 
     /// The program whose plan is carried out.
     fn followed(&self) -> Option<&Program> {
-        let leader = self.leader.filter(|_| self.acts).map(|leader| &self.programs[leader]);
-        leader.filter(|program| !program.scheduled().is_reactive())
+        self.leader.map(|leader| &self.programs[leader]).filter(|program| self.acts_on(program))
+    }
+
+    /// Whether a program's plan is carried out, if that is what runs.
+    fn acts_on(&self, program: &Program) -> bool {
+        self.acts && !program.scheduled().is_reactive()
     }
 
     /// Whether anything may have to be dropped, whatever the plan says: there is more than it was made for, or what it keeps could not all
@@ -552,7 +556,7 @@ impl Driver {
         report.makespan_ns = (ended - self.started).as_nanos() as u64;
         report.peak_bytes = peak_bytes;
         report.over_budget_bytes = peak_bytes.saturating_sub(self.residency.reactive.budget_bytes);
-        let planned = program.filter(|&program| self.acts && !self.programs[program].scheduled().is_reactive());
+        let planned = program.map(|program| &self.programs[program]).filter(|program| self.acts_on(program));
         report.followed = self.deviation.is_none() && planned.is_some();
         let ran_short = matches!(self.deviation, Some(Deviation::RanShort(_)));
         report.deviation = self.deviation.take().map(|(Deviation::RanShort(what) | Deviation::Other(what))| what);
@@ -569,8 +573,8 @@ impl Driver {
             let stands_alike = program.begins_without(&self.begun_without) && ends_alike;
             program.fit() == Fit::Exact && !program.differs_in_small() && stands_alike
         };
-        let exact = planned.filter(|&program| is_as_planned(&self.programs[program]));
-        let prediction = exact.and_then(|program| self.programs[program].scheduled().prediction);
+        let exact = planned.filter(|program| is_as_planned(program));
+        let prediction = exact.and_then(|program| program.scheduled().prediction);
         report.predicted =
             prediction.map(|seen| Predicted { makespan_ns: seen.makespan_ns, peak_bytes: seen.peak_bytes });
         self.residency.events.iteration(self.started);

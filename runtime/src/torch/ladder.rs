@@ -355,9 +355,7 @@ fn at_sizes(trace: &Trace, sizes: &Sizes, is_hull: bool) -> Trace {
         let workspace_bytes = peak_bytes.saturating_sub(operator.creates.iter().map(made).sum());
         operator.workspace_bytes = either(workspace_bytes, operator.workspace_bytes);
     }
-    let initial = &resized.storages[..trace.initial_storages as usize];
-    let initial_bytes = initial.iter().map(|storage| storage.bytes).sum();
-    resized.unseen_bytes = either(sizes.start_bytes.saturating_sub(initial_bytes), trace.unseen_bytes);
+    resized.unseen_bytes = either(resized.unseen_of(sizes.start_bytes), trace.unseen_bytes);
     debug_assert_eq!(resized.check(), Ok(()));
     guess_times(trace, &mut resized);
     resized

@@ -471,25 +471,19 @@ impl Library {
                 shelf.is_tight = match surplus_bytes {
                     0 => !self.leave_free(rung, self.budget.0 / 64, &mut shelf),
                     _ => {
-                        let mut trace = Trace::clone(&rung.known.trace);
-                        trace.unseen_bytes += surplus_bytes;
-                        rung.known = rung.known.with(trace);
-                        self.replan(rung, &mut shelf);
+                        self.replan_from(rung, start_bytes, &mut shelf);
                         rung.scheduled.exceeds_budget()
                     }
                 };
             }
         } else if rung.scheduled.is_reactive()
-            && let gone_bytes = rung.known.trace.start_bytes().saturating_sub(start_bytes)
-            && gone_bytes.min(rung.known.trace.unseen_bytes) > self.budget.0 / 64
+            && let trace = &rung.known.trace
+            && trace.unseen_bytes.saturating_sub(trace.unseen_of(start_bytes)) > self.budget.0 / 64
             && self.report.has_time_to_plan(PLANNING_SHARE)
         {
             // Less is there before the iteration than when no plan did fit.
-            let mut trace = Trace::clone(&rung.known.trace);
-            trace.unseen_bytes = trace.unseen_bytes.saturating_sub(gone_bytes);
-            rung.known = rung.known.with(trace);
             shelf.is_tight = false;
-            self.replan(rung, &mut shelf);
+            self.replan_from(rung, start_bytes, &mut shelf);
         } else if iteration.followed {
             shelf.pressed = 0;
             if let Some(predicted) = iteration.predicted {

@@ -187,14 +187,21 @@ impl Shared {
         }
     }
 
-    /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that; else what it has
-    /// to, if all of a loop is listened to. Whether the part ends.
-    pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
-        let _turn = lock(&self.turn);
+    /// The driver, told of all that has died by the end of an iteration, or of a part of one: none of that need be restored, nor what a
+    /// backward pass that failed had yet to do.
+    fn lock_at_end(&self) -> Result<MutexGuard<'_, Driver>, Fault> {
         shim::forget_failed_backward();
         let mut driver = self.lock();
         driver.absorb_deaths()?;
         driver.tell_orphans()?;
+        Ok(driver)
+    }
+
+    /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that; else what it has
+    /// to, if all of a loop is listened to. Whether the part ends.
+    pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
+        let _turn = lock(&self.turn);
+        let mut driver = self.lock_at_end()?;
         // What is due before an operator that is still to come has to wait for that to be looked at.
         if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
             driver = self.carry_out(driver)?;
@@ -238,14 +245,10 @@ impl Shared {
 
     fn restore_and_finish(&self, follows: Follows) -> Result<Ended, Fault> {
         let left = Instant::now();
-        // What it had yet to do need not be restored.
-        shim::forget_failed_backward();
         // What is restored is the runtime's.
         shim::time_on_device(DeviceTiming::Nothing);
-        let mut driver = self.lock();
+        let mut driver = self.lock_at_end()?;
         driver.follows = follows;
-        driver.absorb_deaths()?;
-        driver.tell_orphans()?;
         driver.settle_end();
         driver.residency.settle_fresh();
         let mut driver = self.carry_out(driver)?;

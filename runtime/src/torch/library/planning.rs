@@ -82,6 +82,14 @@ impl Library {
         rung.scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), shelf);
     }
 
+    /// Plans a program anew for iterations that begin with so many bytes allocated.
+    pub(super) fn replan_from(&mut self, rung: &mut Rung, start_bytes: u64, shelf: &mut Shelf) {
+        let mut trace = Trace::clone(&rung.known.trace);
+        trace.unseen_bytes = trace.unseen_of(start_bytes);
+        rung.known = rung.known.with(trace);
+        self.replan(rung, shelf);
+    }
+
     /// Plans a program anew, so that it leaves so many more bytes free. Where no such plan is found the present one stays.
     pub(super) fn leave_free(&mut self, rung: &mut Rung, bytes: u64, shelf: &mut Shelf) -> bool {
         shelf.margin_bytes += bytes;
