@@ -52,7 +52,7 @@ pub struct EvolutionConfig {
     pub deviation: f64,
     /// Adam's step size at the first update; it falls linearly, to zero after the last.
     pub learning_rate: f64,
-    /// Share of every parameter that an update at the full learning rate takes away, per unit of learning rate.
+    /// An update takes this times its learning rate of every parameter away.
     pub weight_decay: f64,
 }
 
@@ -408,7 +408,7 @@ mod tests {
         assert!(refusal(&config(), 8).ends_with("toy.state: was begun with seed 7, not 8"));
         let other = EvolutionConfig { pairs: 3, ..config() };
         assert!(refusal(&other, 7).ends_with("was begun with pairs = 12, not 3"));
-        let error = crate::Trainer::resume(&path, &crate::PpoConfig::default(), 7).err().unwrap().to_string();
+        let error = crate::Ppo::resume(&path, &crate::PpoConfig::default(), 7).err().unwrap().to_string();
         assert!(error.contains("evolution"), "{error}");
     }
 

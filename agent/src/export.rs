@@ -31,8 +31,8 @@ mod tests {
     use rand::RngExt;
 
     use super::*;
-    use crate::config::PpoConfig;
     use crate::model::ActorCritic;
+    use crate::ppo::PpoConfig;
     use crate::seeds::{Stream, generator};
 
     fn argmax(logits: &[f32]) -> usize {

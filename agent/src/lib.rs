@@ -7,8 +7,9 @@
 //! ```
 //!
 //! The agent knows observations, choices and rewards. It knows nothing of traces, budgets or links, which
-//! are the environment's business, nor of files other than its own saved training state. [`Learner`] is the
-//! whole of its interface; it prints nothing and holds no clock but the one that measures its rate.
+//! are the environment's business, nor of files other than its own saved training state. A learner is begun by its
+//! hyperparameters, and is a [`Learner`] and [`LearnsFrom`] environments from then on; it prints nothing and holds no clock but
+//! the one that measures its rate.
 
 mod batch;
 mod bits;
@@ -28,16 +29,15 @@ mod seeds;
 mod spread;
 #[cfg(test)]
 mod toy;
-mod trainer;
 mod training_state;
 
-pub use config::{ConfigError, Hyperparameters, PpoConfig};
+pub use config::{ConfigError, Hyperparameters};
 pub use dqn::{Dqn, DqnConfig};
 pub use evolution::{Evolution, EvolutionConfig};
 pub use imitation::{Imitation, ImitationConfig};
 pub use learner::{Best, Learner, LearnsFrom, OtherWorld, Progress, StartError, TrainError, UpdateReport};
 pub use lessons::Student;
 pub use policy_iteration::{PolicyIteration, PolicyIterationConfig};
+pub use ppo::{Ppo, PpoConfig};
 pub use rollout::greedy_return;
-pub use trainer::Trainer;
 pub use training_state::SavedStateError;

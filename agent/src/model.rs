@@ -12,8 +12,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 use crate::batch::Batch;
-use crate::config::PpoConfig;
 use crate::learner::StartError;
+use crate::ppo::PpoConfig;
 
 /// The gain of weights before a ReLU, which halves what comes through.
 const RELU_GAIN: f64 = std::f64::consts::SQRT_2;

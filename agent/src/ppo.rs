@@ -1,278 +1,266 @@
-//! Schulman et al., *Proximal Policy Optimization Algorithms* (2017), section 3, as CleanRL's `ppo.py` has it.
-//!
-//! Deviations from `ppo.py`: the value loss is not clipped; whole episodes are rolled out; at the end of an
-//! episode that was truncated the value is bootstrapped, at one that terminated it is zero; the update ends
-//! early by the mean divergence of a pass, not of its last minibatch.
+//! Proximal policy optimisation, update by update.
 
-use burn::module::Module;
-use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use plimsoll_env::environment::Observation;
-use plimsoll_runtime::network::Normaliser;
-use rand::seq::SliceRandom;
-use rayon::prelude::*;
+mod config;
+mod episodes;
+mod update;
 
-use crate::batch::Batch;
-use crate::config::PpoConfig;
-use crate::gradients::{Diverged, SHARD_TRANSITIONS, clip_norm, of_shards};
-use crate::model::{ActorCritic, Critic};
-use crate::rollout::{End, Episode, Transition};
+use std::path::Path;
+use std::time::Instant;
+
+use burn::optim::{AdamConfig, ModuleOptimizer};
+use burn::tensor::Device;
+use plimsoll_env::environment::Environment;
+use plimsoll_runtime::network::{NetworkWeights, WeightsError};
+
+pub use self::config::PpoConfig;
+use self::episodes::{Episode, collect};
+use self::update::{Update, explained_variance};
+use crate::config::{ConfigError, Hyperparameters};
+use crate::export::network_weights;
+use crate::gradients::Diverged;
+use crate::learner::{Episodes, Learner, LearnsFrom, Progress, StartError, TrainError, UpdateReport};
+use crate::model::{Actor, ActorCritic};
 use crate::seeds::{Stream, generator};
+use crate::spread::FeatureSpread;
+use crate::training_state::{self, Header, Kind, SavedStateError};
 
-/// A transition with what is to be learnt from it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample<'a> {
-    transition: &'a Transition,
-    value: f32,
-    advantage: f32,
+/// Adam's ε, as in CleanRL.
+const ADAM_EPSILON: f32 = 1e-5;
+
+/// Learns one policy by proximal policy optimisation.
+pub struct Ppo {
+    header: Header<PpoConfig>,
+    device: Device,
+    model: ActorCritic,
+    optimizer: ModuleOptimizer,
 }
 
-impl Sample<'_> {
-    /// What the critic should have said.
-    fn target(&self) -> f32 {
-        self.value + self.advantage
-    }
-}
-
-/// Means over the minibatches of an update.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Losses {
-    pub(crate) policy: f64,
-    pub(crate) value: f64,
-    pub(crate) entropy: f64,
-    pub(crate) approx_kl: f64,
-    pub(crate) clip_fraction: f64,
-    pub(crate) gradient_norm: f64,
-    /// Passes that were made.
-    pub(crate) epochs: usize,
-}
-
-impl Losses {
-    /// Every mean, by its name in a report.
-    pub(crate) fn named(&self) -> [(&'static str, f64); 7] {
-        [
-            ("policy_loss", self.policy),
-            ("value_loss", self.value),
-            ("entropy", self.entropy),
-            ("approx_kl", self.approx_kl),
-            ("clip_fraction", self.clip_fraction),
-            ("gradient_norm", self.gradient_norm),
-            ("epochs", self.epochs as f64),
-        ]
+impl Ppo {
+    /// Begins a training run.
+    pub fn new(config: PpoConfig, seed: u64) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let device = Device::flex().autodiff();
+        let model = ActorCritic::new(&config, &mut generator(seed, Stream::Weights, 0, 0), &device);
+        let optimizer = AdamConfig::new().with_epsilon(ADAM_EPSILON).init();
+        Ok(Ppo { header: Header::new(config, seed), device, model, optimizer })
     }
 
-    /// Adds `share` of `other`. The passes are not added.
-    fn add(&mut self, other: &Losses, share: f64) {
-        self.policy += other.policy * share;
-        self.value += other.value * share;
-        self.entropy += other.entropy * share;
-        self.approx_kl += other.approx_kl * share;
-        self.clip_fraction += other.clip_fraction * share;
-        self.gradient_norm += other.gradient_norm * share;
+    /// Continues a saved training run, which must have been begun with the same configuration and seed.
+    pub fn resume(path: impl AsRef<Path>, config: &PpoConfig, seed: u64) -> Result<Self, SavedStateError> {
+        let path = path.as_ref();
+        let fresh = Ppo::new(config.clone(), seed).map_err(|error| SavedStateError::unusable(path, error))?;
+        let (header, model, optimizer) =
+            training_state::read(path, Kind::Ppo, (config, seed), fresh.model, fresh.optimizer)?;
+        Ok(Ppo { header, device: fresh.device, model, optimizer })
     }
-}
 
-/// One update: what all of its parts need.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Update<'a> {
-    pub(crate) config: &'a PpoConfig,
-    pub(crate) seed: u64,
-    /// Updates done before it.
-    pub(crate) index: usize,
-    /// The normaliser that the episodes were rolled out with.
-    pub(crate) normaliser: &'a Normaliser,
-    /// A device with gradients.
-    pub(crate) device: &'a Device,
-}
-
-impl Update<'_> {
-    /// Values every transition and estimates its advantage: Schulman et al., *High-Dimensional Continuous
-    /// Control Using Generalized Advantage Estimation* (2016), section 3.
-    pub(crate) fn samples<'e>(&self, critic: &Critic, episodes: &'e [Episode]) -> Vec<Sample<'e>> {
-        let mut observations: Vec<&Observation> = Vec::new();
-        for Episode { transitions, end, .. } in episodes {
-            observations.extend(transitions.iter().map(|transition| &transition.observation));
-            observations.extend(bootstrapped(end));
+    /// Takes the features of the episodes into the normaliser. The network sees its input shift by that, so
+    /// it is done for the first updates only.
+    fn absorb(&mut self, episodes: &[Episode]) {
+        for transition in episodes.iter().flat_map(|episode| &episode.transitions) {
+            self.header.spread.absorb(&transition.observation.features);
         }
-        let mut values = self.values(critic, &observations).into_iter();
-        let mut samples = Vec::with_capacity(observations.len());
-        for Episode { transitions, end, .. } in episodes {
-            let start = samples.len();
-            samples.extend(transitions.iter().map(|transition| Sample {
-                transition,
-                value: values.next().expect("every observation has a value"),
-                advantage: 0.0,
-            }));
-            let after = bootstrapped(end).and_then(|_| values.next()).unwrap_or(0.0);
-            estimate_advantages(self.config, &mut samples[start..], after);
-        }
-        samples
     }
+}
 
-    /// The values of observations, without gradients.
-    fn values(&self, critic: &Critic, observations: &[&Observation]) -> Vec<f32> {
-        let (critic, device) = (critic.valid(), self.device.clone().without_autodiff());
-        let shards = observations.par_chunks(SHARD_TRANSITIONS);
-        shards.flat_map_iter(|shard| host(critic.values(&Batch::new(shard, self.normaliser, &device)))).collect()
-    }
-
-    /// Improves the model by several passes over the samples.
-    pub(crate) fn improve(
-        &self,
-        mut model: ActorCritic,
-        optimizer: &mut ModuleOptimizer,
-        samples: &[Sample<'_>],
-    ) -> Result<(ActorCritic, Losses), Diverged> {
-        let learning_rate = self.config.learning_rate_at(self.index);
-        let size = samples.len().div_ceil(self.config.minibatches);
-        let mut order = samples.to_vec();
-        let mut passes: Vec<Losses> = Vec::with_capacity(self.config.epochs);
-        for epoch in 0..self.config.epochs {
-            order.shuffle(&mut generator(self.seed, Stream::Order, self.index, epoch));
-            let minibatches = order.chunks(size);
-            let share = 1.0 / minibatches.len() as f64;
-            let mut pass = Losses::default();
-            for minibatch in minibatches {
-                let (mut gradients, mut losses) = self.gradients(&model, minibatch)?;
-                losses.gradient_norm = clip_norm(&mut gradients, &model, self.config.gradient_norm_max)?;
-                model = optimizer.step(learning_rate, model, gradients);
-                pass.add(&losses, share);
-            }
-            passes.push(pass);
-            if self.config.target_kl > 0.0 && pass.approx_kl > self.config.target_kl {
-                break;
-            }
-        }
-        let mut means = Losses { epochs: passes.len(), ..Losses::default() };
-        passes.iter().for_each(|pass| means.add(pass, 1.0 / passes.len() as f64));
-        Ok((model, means))
-    }
-
-    /// The gradient of a minibatch's loss, and the parts of the loss.
-    fn gradients(&self, model: &ActorCritic, minibatch: &[Sample<'_>]) -> Result<(GradientsParams, Losses), Diverged> {
-        let advantages = advantages(self.config, minibatch);
-        let items: Vec<(Sample<'_>, f32)> = minibatch.iter().copied().zip(advantages).collect();
-        let (gradients, _, told) = of_shards(model, self.device, &items, |model, shard| self.loss(model, shard))?;
-        let mut losses = Losses::default();
-        told.iter().for_each(|(of_shard, share)| losses.add(of_shard, *share));
-        Ok((gradients, losses))
-    }
-
-    /// The mean loss of a shard with its normalised advantages, `[1]`, and its parts. Gradient norm and
-    /// passes are the caller's to fill in.
-    fn loss(&self, model: &ActorCritic, shard: &[(Sample<'_>, f32)]) -> (Tensor<1>, Losses) {
-        let PpoConfig { clip, value_coefficient, entropy_coefficient, .. } = *self.config;
-        let samples = shard.len();
-        let column =
-            |values: Vec<f32>| -> Tensor<1> { Tensor::from_data(TensorData::new(values, [samples]), self.device) };
-        let each = |of: fn(&Sample<'_>) -> f32| column(shard.iter().map(|(sample, _)| of(sample)).collect());
-        let observations: Vec<&Observation> = shard.iter().map(|(sample, _)| &sample.transition.observation).collect();
-        let batch = Batch::new(&observations, self.normaliser, self.device);
-
-        let chosen: Vec<i64> = shard.iter().map(|(sample, _)| sample.transition.chosen as i64).collect();
-        let chosen: Tensor<2, Int> = Tensor::from_data(TensorData::new(chosen, [samples, 1]), self.device);
-        let log_probabilities = model.actor.log_probabilities(&batch);
-        let of_chosen = log_probabilities.clone().gather(1, chosen).reshape([samples]);
-        let log_ratio = of_chosen - each(|sample| sample.transition.log_probability);
-        let ratio = log_ratio.clone().exp();
-
-        let advantages = column(shard.iter().map(|&(_, advantage)| advantage).collect());
-        let clipped = ratio.clone().clamp(1.0 - clip, 1.0 + clip);
-        let policy_loss = (advantages.clone() * ratio.clone()).min_pair(advantages * clipped).mean().neg();
-        let value_loss = (model.critic.values(&batch) - each(|sample| sample.target())).square().mean() * 0.5;
-        let entropy = (log_probabilities.clone().exp() * log_probabilities).sum_dim(1).mean().neg();
-        let loss = policy_loss.clone() + value_loss.clone() * value_coefficient - entropy.clone() * entropy_coefficient;
-
-        let approx_kl = (ratio.clone() - 1.0 - log_ratio).mean();
-        let outside = host(ratio).into_iter().filter(|&ratio| (f64::from(ratio) - 1.0).abs() > clip).count();
-        let scalar = |tensor: Tensor<1>| f64::from(tensor.into_scalar::<f32>());
-        let losses = Losses {
-            policy: scalar(policy_loss),
-            value: scalar(value_loss),
-            entropy: scalar(entropy),
-            approx_kl: scalar(approx_kl),
-            clip_fraction: outside as f64 / samples as f64,
-            ..Losses::default()
+impl<E> LearnsFrom<E> for Ppo
+where
+    E: Environment + Send,
+    E::Error: Send,
+{
+    fn update(&mut self, environments: &mut [E]) -> Result<UpdateReport, TrainError<E::Error>> {
+        let started = Instant::now();
+        let weights = self.weights()?;
+        let update = Update {
+            config: &self.header.config,
+            seed: self.header.seed,
+            index: self.header.progress.updates,
+            normaliser: weights.normaliser(),
+            device: &self.device,
         };
-        (loss, losses)
+        let episodes = collect(&update, &weights, environments).map_err(TrainError::Environment)?;
+        let samples = update.samples(&self.model.critic, &episodes);
+        let mut optimizer = self.optimizer.clone();
+        let (model, losses) = update
+            .improve(self.model.clone(), &mut optimizer, &samples)
+            .map_err(|Diverged| TrainError::Loss { update: update.index + 1 })?;
+
+        let mut details = losses.named().to_vec();
+        details.push(("explained_variance", explained_variance(&samples)));
+        details.push(("learning_rate", self.header.config.learning_rate_at(update.index)));
+        if update.index < self.header.config.normaliser_updates {
+            self.absorb(&episodes);
+        }
+        self.model = model;
+        self.optimizer = optimizer;
+        let mut rolled_out = Episodes::default();
+        episodes.iter().for_each(|of| rolled_out.add(of.transitions.len(), f64::from(of.total_reward)));
+        Ok(self.header.progress.count(started, &rolled_out, details))
     }
 }
 
-/// The observation whose value stands for all that a truncated episode did not get to.
-fn bootstrapped(end: &End) -> Option<&Observation> {
-    match end {
-        End::Truncated(observation) if observation.candidates() > 0 => Some(observation),
-        End::Terminated | End::Truncated(_) => None,
+impl Learner for Ppo {
+    fn hyperparameters(&self) -> serde_json::Value {
+        serde_json::to_value(&self.header.config).expect("a flat table of numbers")
     }
-}
 
-/// `after` is the value of what follows the last transition.
-fn estimate_advantages(config: &PpoConfig, samples: &mut [Sample<'_>], after: f32) {
-    let (mut next_value, mut next_advantage) = (after, 0.0);
-    for sample in samples.iter_mut().rev() {
-        let surprise = sample.transition.reward + config.discount * next_value - sample.value;
-        sample.advantage = surprise + config.discount * config.gae_lambda * next_advantage;
-        (next_value, next_advantage) = (sample.value, sample.advantage);
+    fn updates(&self) -> usize {
+        self.header.config.updates
     }
-}
 
-/// The share of the variance of the targets that the values explain: 1 at best, 0 for a constant.
-pub(crate) fn explained_variance(samples: &[Sample<'_>]) -> f64 {
-    let variance = |of: &dyn Fn(&Sample<'_>) -> f32| {
-        let mean = samples.iter().map(|sample| f64::from(of(sample))).sum::<f64>() / samples.len() as f64;
-        samples.iter().map(|sample| (f64::from(of(sample)) - mean).powi(2)).sum::<f64>()
-    };
-    let of_targets = variance(&|sample| sample.target());
-    if of_targets == 0.0 { 0.0 } else { 1.0 - variance(&|sample| sample.advantage) / of_targets }
-}
-
-/// The advantages of a minibatch, normalised if the configuration says so.
-fn advantages(config: &PpoConfig, minibatch: &[Sample<'_>]) -> Vec<f32> {
-    let raw = minibatch.iter().map(|sample| sample.advantage);
-    if !config.normalise_advantages || minibatch.len() < 2 {
-        return raw.collect();
+    fn progress(&self) -> &Progress {
+        &self.header.progress
     }
-    let mean = raw.clone().sum::<f32>() / minibatch.len() as f32;
-    let variance = raw.clone().map(|advantage| (advantage - mean).powi(2)).sum::<f32>() / minibatch.len() as f32;
-    let spread = variance.sqrt() + 1e-8;
-    raw.map(|advantage| (advantage - mean) / spread).collect()
-}
 
-/// The elements of a tensor.
-fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().expect("the tensors of the agent hold f32")
+    fn progress_mut(&mut self) -> &mut Progress {
+        &mut self.header.progress
+    }
+
+    fn weights(&self) -> Result<NetworkWeights, WeightsError> {
+        network_weights(&self.model.actor, self.header.spread.normaliser())
+    }
+
+    fn start_from(&mut self, weights: &NetworkWeights) -> Result<(), StartError> {
+        self.model.actor = Actor::of(weights, self.header.config.hidden, &self.device)?;
+        self.header.spread = FeatureSpread::given(weights.normaliser().clone());
+        Ok(())
+    }
+
+    fn hide(&mut self, columns: &[usize]) {
+        self.header.spread.hide(columns);
+    }
+
+    fn save(&self, path: &Path) -> Result<(), SavedStateError> {
+        training_state::write(path, Kind::Ppo, &self.header, &self.model, &self.optimizer)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_runtime::observation::FEATURES;
+    use burn::module::{Module, ModuleVisitor, Param};
+    use burn::tensor::Tensor;
+    use plimsoll_runtime::plan::ActionSet;
+    use plimsoll_runtime::policy_file::Provenance;
 
     use super::*;
+    use crate::rollout::greedy_return;
+    use crate::toy::Toy;
 
-    fn transition(reward: f32) -> Transition {
-        Transition { observation: Observation::default(), chosen: 0, log_probability: 0.0, reward }
+    fn config() -> PpoConfig {
+        PpoConfig {
+            updates: 30,
+            hidden: 16,
+            critic_hidden: 16,
+            instances_per_update: 8,
+            entropy_coefficient: 0.003,
+            ..PpoConfig::default()
+        }
+    }
+
+    fn toys(count: usize) -> Vec<Toy> {
+        (0..count).map(|_| Toy::new()).collect()
+    }
+
+    fn trained(config: &PpoConfig, seed: u64, updates: usize, environments: usize) -> Ppo {
+        let mut ppo = Ppo::new(config.clone(), seed).unwrap();
+        train(&mut ppo, updates, environments);
+        ppo
+    }
+
+    fn train(ppo: &mut Ppo, updates: usize, environments: usize) {
+        let mut environments = toys(environments);
+        for _ in 0..updates {
+            ppo.update(&mut environments).unwrap();
+        }
+    }
+
+    /// The bits of every weight of actor and critic.
+    fn bits(ppo: &Ppo) -> Vec<u32> {
+        struct Collect(Vec<u32>);
+        impl ModuleVisitor for Collect {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                let values: Vec<f32> = param.val().into_data().try_into_vec().unwrap();
+                self.0.extend(values.into_iter().map(f32::to_bits));
+            }
+        }
+        let mut collect = Collect(Vec::new());
+        ppo.model.visit(&mut collect);
+        collect.0
+    }
+
+    /// Random play earns about 0; the trained policy must come within a tenth of perfect play.
+    #[test]
+    fn it_learns_what_a_choice_is_worth() {
+        let mut environments = toys(2);
+        let mut ppo = Ppo::new(PpoConfig { updates: 60, ..config() }, 1).unwrap();
+        let first = ppo.update(&mut environments).unwrap();
+        while !ppo.is_finished() {
+            ppo.update(&mut environments).unwrap();
+        }
+        let seeds: Vec<u64> = (1_000_000..1_000_200).collect();
+        let greedy = greedy_return(&ppo.weights().unwrap(), &mut environments, &seeds).unwrap();
+        assert!(first.return_mean.abs() < 0.3, "untrained: {}", first.return_mean);
+        let perfect = seeds.iter().map(|&seed| f64::from(Toy::new().play_perfectly(seed))).sum::<f64>() / 200.0;
+        assert!(greedy > 0.9 * perfect, "trained: {greedy}, perfect: {perfect}");
     }
 
     #[test]
-    fn advantages_are_those_of_the_definition() {
-        let config = PpoConfig { discount: 0.9, gae_lambda: 0.5, ..PpoConfig::default() };
-        let transitions = [transition(1.0), transition(2.0)];
-        let mut samples: Vec<Sample<'_>> = transitions
-            .iter()
-            .zip([10.0, 20.0])
-            .map(|(transition, value)| Sample { transition, value, advantage: 0.0 })
-            .collect();
-        estimate_advantages(&config, &mut samples, 30.0);
-        let last = 2.0 + 0.9 * 30.0 - 20.0;
-        let first = 1.0 + 0.9 * 20.0 - 10.0 + 0.9 * 0.5 * last;
-        assert_eq!(samples.iter().map(|sample| sample.advantage).collect::<Vec<f32>>(), [first, last]);
+    fn it_learns_from_truncated_episodes_too() {
+        let mut environments = toys(2);
+        environments.iter_mut().for_each(|toy| toy.truncates = true);
+        let mut ppo = Ppo::new(config(), 1).unwrap();
+        let reports: Vec<_> = (0..30).map(|_| ppo.update(&mut environments).unwrap()).collect();
+        let late = reports[20..].iter().map(|report| report.return_mean).sum::<f64>() / 10.0;
+        assert!(late > 0.6, "trained: {late}");
     }
 
     #[test]
-    fn only_a_truncated_episode_is_bootstrapped() {
-        let observation = Observation { features: vec![0.0; FEATURES], action_mask: vec![[true; 2]] };
-        assert!(bootstrapped(&End::Truncated(observation)).is_some());
-        assert!(bootstrapped(&End::Truncated(Observation::default())).is_none());
-        assert!(bootstrapped(&End::Terminated).is_none());
+    fn the_same_seed_gives_the_same_bits_on_any_number_of_threads() {
+        let bits_of = |seed, environments| bits(&trained(&config(), seed, 3, environments));
+        let expected = bits_of(1, 1);
+        assert_eq!(bits_of(1, 1), expected);
+        assert_eq!(bits_of(1, 5), expected);
+        assert_ne!(bits_of(2, 1), expected);
+    }
+
+    #[test]
+    fn a_resumed_run_continues_bit_for_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("toy.state");
+        let config = PpoConfig { normaliser_updates: 3, ..config() };
+        let straight = trained(&config, 7, 4, 2);
+        let mut interrupted = trained(&config, 7, 2, 2);
+        interrupted.offer_best(0.5).unwrap();
+        interrupted.save(&path).unwrap();
+        let mut resumed = Ppo::resume(&path, &config, 7).unwrap();
+        assert_eq!(resumed.best(), interrupted.best());
+        assert_eq!(bits(&resumed), bits(&interrupted));
+        train(&mut resumed, 2, 2);
+        assert_eq!(bits(&resumed), bits(&straight));
+        assert_eq!(resumed.weights().unwrap(), straight.weights().unwrap());
+        assert_eq!(resumed.updates_done(), straight.updates_done());
+    }
+
+    #[test]
+    fn a_run_saved_before_its_first_update_can_be_resumed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("toy.state");
+        Ppo::new(config(), 7).unwrap().save(&path).unwrap();
+        let mut resumed = Ppo::resume(&path, &config(), 7).unwrap();
+        train(&mut resumed, 1, 1);
+        assert_eq!(bits(&resumed), bits(&trained(&config(), 7, 1, 1)));
+    }
+
+    #[test]
+    fn only_better_weights_become_the_best() {
+        let mut ppo = Ppo::new(config(), 7).unwrap();
+        assert!(ppo.offer_best(0.5).unwrap());
+        assert!(!ppo.offer_best(0.5).unwrap());
+        assert!(!ppo.offer_best(f64::NAN).unwrap());
+        let first = ppo.weights().unwrap();
+        train(&mut ppo, 1, 1);
+        let file = ppo.policy_file("toy", ActionSet::ALL, Provenance::default()).unwrap();
+        assert_eq!(file.weights, first);
+        assert_ne!(ppo.weights().unwrap(), first);
     }
 }

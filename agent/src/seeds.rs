@@ -13,9 +13,9 @@ pub(crate) enum Stream {
     Weights,
     /// The reset seed of instance `index` of an update.
     Instance,
-    /// The choices in episode `index` of an update.
+    /// The choices in episode, or on instance, `index` of an update.
     Choices,
-    /// The order of the transitions in pass `index` of an update.
+    /// The order of the transitions in pass `index` of an update; of deep Q-learning, what minibatch `index` is drawn from its memory.
     Order,
     /// The direction of perturbation pair `index` of an update.
     Perturbation,

@@ -216,9 +216,9 @@ fn difference<C: Serialize>((saved, begun_with): (&C, u64), (given, seed): (&C, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PpoConfig;
     use crate::learner::Learner;
-    use crate::trainer::Trainer;
+    use crate::ppo::Ppo;
+    use crate::ppo::PpoConfig;
 
     fn config() -> PpoConfig {
         PpoConfig { hidden: 4, critic_hidden: 4, ..PpoConfig::default() }
@@ -227,13 +227,13 @@ mod tests {
     fn saved() -> (tempfile::TempDir, PathBuf, Vec<u8>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("toy.state");
-        Trainer::new(config(), 7).unwrap().save(&path).unwrap();
+        Ppo::new(config(), 7).unwrap().save(&path).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         (folder, path, bytes)
     }
 
     fn refusal(path: &Path, config: &PpoConfig, seed: u64) -> String {
-        Trainer::resume(path, config, seed).err().expect("refused").to_string()
+        Ppo::resume(path, config, seed).err().expect("refused").to_string()
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn measure(session: Session, name: &str, workload: &mut dyn Workload) {
             lineage: Arc::clone(&lineage),
             tiers: slower.into(),
             budget_bytes: trace.peak_bytes * step / STEPS,
-            actions: ActionSet { swap: true, recompute: false },
+            actions: ActionSet::SWAP,
         };
         let hidden = (1..STEPS).rev().map(|step| (instance(step), best(&instance(step))));
         let hidden = hidden.take_while(|(instance, planned)| {

@@ -22,7 +22,7 @@ use plimsoll_runtime::plan::{Action, ActionSet};
 use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::units::{Budget, Bytes, Link};
+use crate::units::{Bandwidth, Budget, Bytes};
 pub use crate::workload::Family;
 use crate::workload::{Manner, ReadFamily, WorkloadConfig};
 use error::nearest;
@@ -136,7 +136,7 @@ pub const AS_RECORDED: &str = "as-recorded";
 #[serde(deny_unknown_fields)]
 pub struct MachineRange {
     /// Slowest and fastest link, drawn log-uniformly.
-    pub link: [Link; 2],
+    pub link: [Bandwidth; 2],
     /// Least and greatest compute time that a copied byte costs, in nanoseconds, drawn uniformly.
     pub contention_ns_per_byte: [f64; 2],
     /// Least and greatest compute time that a copied storage costs beside its bytes, in nanoseconds, drawn uniformly.
@@ -153,7 +153,7 @@ pub struct Evaluation {
     /// Budgets, each for every workload.
     pub budgets: Vec<Budget>,
     /// The link.
-    pub link: Link,
+    pub link: Bandwidth,
     /// Iterations that a real run takes.
     pub iterations: usize,
     /// Names of the baselines to compare with; whoever runs them knows which there are.
@@ -182,8 +182,7 @@ pub struct Spill {
 
 /// Reads `["keep", "swap", "recompute"]`. Keeping is allowed whether or not it is listed.
 fn action_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ActionSet, D::Error> {
-    let actions = Vec::<Action>::deserialize(deserializer)?;
-    Ok(ActionSet { swap: actions.contains(&Action::Swap), recompute: actions.contains(&Action::Recompute) })
+    Vec::<Action>::deserialize(deserializer).map(ActionSet::from_iter)
 }
 
 /// Reads one table of the file, and passes over all others.

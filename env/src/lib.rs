@@ -4,7 +4,7 @@
 //! configuration ──► workload ──► recording ──► instance ──► walk ──► predicted or real environment
 //! ```
 //!
-//! Nothing here knows how a policy is learned or compared.
+//! Nothing here knows how a policy is learned.
 
 pub mod bootstrap;
 pub mod config;

@@ -55,7 +55,7 @@ impl Domain {
     /// An instance and the overhead of the best reference policy on it. The same seed gives the same instance.
     ///
     /// Draws again where there is nothing to decide, where no reference policy holds the budget, or where one does at
-    /// next to no overhead; the last draw is taken as it is if every one was such.
+    /// next to no overhead; if every draw was such, the last that a policy does hold is taken as it is, or else the first.
     ///
     /// # Panics
     ///

@@ -3,13 +3,13 @@
 //! Parsing is exact: what [`std::fmt::Display`] writes parses to the same value. This module does not
 //! know which quantity belongs to which key.
 
+mod bandwidth;
 mod budget;
 mod bytes;
-mod link;
 
+pub use bandwidth::Bandwidth;
 pub use budget::Budget;
 pub use bytes::Bytes;
-pub use link::Link;
 
 /// Writes and reads a quantity as text; one that is a number of bytes may be read from a plain integer, too.
 macro_rules! in_configurations {

@@ -1,4 +1,5 @@
-//! A policy as the command line names it: a baseline by its name, or a policy file by its path.
+//! What decides as the command line names it: a baseline by its name, or a policy file by its path; how hard it tries, and which
+//! actions it may take.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use plimsoll_runtime::baselines::{BASELINES, SEARCHES, baseline};
 use plimsoll_runtime::planner::LEARNED;
 use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::{
-    ActionSet, Decided, LearnedPolicy, Planner, Policy, PolicyFile, Problem, least_feasible_budget, plan,
+    Action, ActionSet, Decided, LearnedPolicy, Planner, Policy, PolicyFile, Problem, least_feasible_budget, plan,
 };
 
 /// How much is tried for each plan of a learned policy.
@@ -52,6 +53,25 @@ impl PlannerFlags {
         let limits = Limits { seed: self.search_seed, ..limits };
         Planner { decodes: self.decodes, limits, threads: self.search_threads, ..Planner::default() }
     }
+}
+
+/// The flag that says what may be decided.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct ActionsFlag {
+    /// Actions that may be taken
+    #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = action_set)]
+    pub actions: ActionSet,
+}
+
+/// A list such as `keep,swap`.
+fn action_set(text: &str) -> Result<ActionSet, String> {
+    let action = |word: &str| match word.trim() {
+        "keep" => Ok(Action::Keep),
+        "swap" => Ok(Action::Swap),
+        "recompute" => Ok(Action::Recompute),
+        other => Err(format!("unknown action `{other}`: expected keep, swap or recompute")),
+    };
+    text.split(',').map(action).collect()
 }
 
 /// What decides.

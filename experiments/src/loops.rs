@@ -10,17 +10,14 @@ use plimsoll_env::device::DeviceName;
 use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_env::hardware::CopyTable;
 use plimsoll_env::recording::record;
-use plimsoll_env::units::Link as Bandwidth;
 use plimsoll_env::workload::{Workload, bits};
 use plimsoll_runtime::torch::settings::{Determinism, set_deterministic};
-use plimsoll_runtime::torch::{CopyEngine, HostEngine, Session};
+use plimsoll_runtime::torch::{CopyEngine, Session};
 use plimsoll_runtime::{Link, Trace};
 use tch::{Device, TchError};
 
 use crate::tiers::OpenTiers;
 
-/// Latency of a copy on an emulated link.
-pub const LATENCY_NS: u64 = 20_000;
 /// Iterations that a trace is made of, after the warm-up.
 pub const RECORDED_ITERATIONS: usize = 7;
 
@@ -46,45 +43,6 @@ impl LoopFlags {
         );
         Ok(())
     }
-}
-
-/// The flag that says how fast copies are.
-#[derive(Args, Clone, Debug)]
-pub struct LinkFlag {
-    /// A link of this bandwidth, such as 8GB/s: plans reckon with it, and copies of loops that run are paced to it [default: as fast
-    /// as this host copies; with --hardware, as that says; of `evaluate`, as its configuration says]
-    #[arg(long, value_name = "GBPS", value_parser = bandwidth)]
-    pub link: Option<Bandwidth>,
-}
-
-/// A bandwidth with its unit, or a bare number of GB/s.
-pub fn bandwidth(text: &str) -> Result<Bandwidth, plimsoll_env::units::UnitError> {
-    let bare = text.parse::<f64>().is_ok();
-    if bare { format!("{text}GB/s").parse() } else { text.parse() }
-}
-
-impl LinkFlag {
-    /// The link to plan for: the emulated one, or this host's own, measured.
-    pub fn resolve(&self) -> anyhow::Result<Link> {
-        self.link.map_or_else(|| Ok(HostEngine::probe()?), emulated)
-    }
-
-    /// Whether copies are paced.
-    pub fn is_emulated(&self) -> bool {
-        self.link.is_some()
-    }
-}
-
-/// A link in words.
-pub fn described(link: &Link) -> String {
-    let [there, back] = [link.offload_bytes_per_s, link.prefetch_bytes_per_s].map(|rate| format!("{:.1}", rate / 1e9));
-    if there == back { format!("a link of {there} GB/s") } else { format!("a link of {there} and back {back} GB/s") }
-}
-
-/// An emulated link of the same bandwidth both ways. Its copies are this host's, and cost compute what those cost.
-pub fn emulated(bandwidth: Bandwidth) -> anyhow::Result<Link> {
-    let contention_ns_per_byte = HostEngine::probe()?.contention_ns_per_byte;
-    Ok(Link { contention_ns_per_byte, ..Link::symmetric(bandwidth.bytes_per_second(), LATENCY_NS) })
 }
 
 /// A device whose bytes are counted, and what copies for the loops on it.

@@ -11,8 +11,8 @@ use plimsoll_env::config::AS_RECORDED;
 use plimsoll_env::hardware::{HardwareProfile, Precision, Roofline};
 use plimsoll_runtime::{Link, Trace};
 
-use crate::loops::{LATENCY_NS, LinkFlag};
-use crate::results::write_json;
+use crate::link::{LATENCY_NS, LinkFlag};
+use crate::outputs::write_json;
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
 pub const RECORDED_ON: &str = "recorded-on.json";

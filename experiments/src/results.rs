@@ -1,11 +1,7 @@
 //! Results as JSON: what was predicted beside what was measured.
 
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, bail};
 use plimsoll_env::real::{Measurement, Untouched};
 use plimsoll_runtime::allocators::{Footprint, Model, Requests};
-use plimsoll_runtime::file::{require_writable, write_whole};
 use plimsoll_runtime::plan::ActionCounts;
 use plimsoll_runtime::tails::peak_without_dead_tails_bytes;
 use plimsoll_runtime::timetable::{Activity, Timetable};
@@ -214,31 +210,4 @@ fn retimed(problem: &Problem<'_>, plan: &Plan, untouched: &Untouched) -> Cost {
     let stall_ns = timetable.time_ns(|activity| matches!(activity, Activity::Stall(..)));
     let rerun_ns = timetable.time_ns(|activity| matches!(activity, Activity::Rerun(_)));
     Cost::of(timetable.makespan_ns, prediction.peak_bytes, keep_all_ns, Some((stall_ns, rerun_ns)))
-}
-
-/// Fails where a file that a call shall write cannot be written, or is another one, too, which would be lost. By their flags.
-pub fn require_outputs(outputs: &[(&str, Option<&PathBuf>)]) -> anyhow::Result<()> {
-    let outputs: Vec<_> = outputs.iter().filter_map(|&(flag, path)| Some((flag, path?))).collect();
-    for (index, &(flag, path)) in outputs.iter().enumerate() {
-        require_writable(path)?;
-        let takes_one = path.is_file() || !path.exists();
-        if let Some((other, _)) = outputs[..index].iter().find(|&&(_, other)| takes_one && other == path) {
-            bail!("{other} and {flag}: both are {}", path.display());
-        }
-    }
-    Ok(())
-}
-
-/// Fails where no runs can be logged in a folder, which need not exist.
-pub fn require_logdir(folder: &Path) -> anyhow::Result<()> {
-    let existing = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("."));
-    require_writable(&existing.join("run")).with_context(|| format!("--logdir {}", folder.display()))
-}
-
-/// Writes `results` as indented JSON, whole or not at all.
-pub fn write_json(path: &Path, results: &impl Serialize) -> anyhow::Result<()> {
-    let mut text = serde_json::to_vec_pretty(results)?;
-    text.push(b'\n');
-    write_whole(path, &text)?;
-    Ok(())
 }

@@ -61,8 +61,8 @@ impl Case {
     fn plan(&self, kind: Kind) -> (Plan, u64) {
         let actions = match kind {
             Kind::KeepAll => return (Plan::keep_all(self.lineage.windows().len()), u64::MAX),
-            Kind::Swap => ActionSet { swap: true, recompute: false },
-            Kind::Recompute => ActionSet { swap: false, recompute: true },
+            Kind::Swap => ActionSet::SWAP,
+            Kind::Recompute => ActionSet::RECOMPUTE,
             Kind::Both => ActionSet::ALL,
         };
         let problem = self.problem(if let Kind::Recompute = kind { 80 } else { 87 }, actions);

@@ -25,6 +25,8 @@ pub enum Action {
 }
 
 impl Action {
+    /// Every action.
+    pub const ALL: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
     /// The evictions, in the order of a policy's logits.
     pub const EVICTIONS: [Action; 2] = [Action::Swap, Action::Recompute];
 }
@@ -42,6 +44,12 @@ pub struct ActionSet {
 impl ActionSet {
     /// Keep, swap and recompute.
     pub const ALL: ActionSet = ActionSet { swap: true, recompute: true };
+    /// Keep and swap.
+    pub const SWAP: ActionSet = ActionSet { swap: true, recompute: false };
+    /// Keep and recompute.
+    pub const RECOMPUTE: ActionSet = ActionSet { swap: false, recompute: true };
+    /// Keep alone.
+    pub const NONE: ActionSet = ActionSet { swap: false, recompute: false };
 
     /// Whether `action` is in the set.
     pub const fn allows(self, action: Action) -> bool {
@@ -50,6 +58,21 @@ impl ActionSet {
             Action::Swap => self.swap,
             Action::Recompute => self.recompute,
         }
+    }
+
+    /// The actions that are in both.
+    pub const fn and(self, other: ActionSet) -> Self {
+        ActionSet { swap: self.swap && other.swap, recompute: self.recompute && other.recompute }
+    }
+}
+
+impl FromIterator<Action> for ActionSet {
+    fn from_iter<I: IntoIterator<Item = Action>>(actions: I) -> Self {
+        actions.into_iter().fold(ActionSet::NONE, |set, action| match action {
+            Action::Keep => set,
+            Action::Swap => ActionSet { swap: true, ..set },
+            Action::Recompute => ActionSet { recompute: true, ..set },
+        })
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::hardware::Tier;
 use crate::lineage::{Lineage, VersionId};
 use crate::schedule::{Instruction, Schedule};
+use crate::timeline::Residency;
 use crate::trace::{AccessMode, OperatorId, StorageId, Trace};
 
 /// One allocation, from the moment it is made until it is freed: a storage that is evicted and restored stands in
@@ -94,16 +95,6 @@ pub enum Wait {
     Data,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Absent,
-    Resident,
-    Offloading,
-    Offloaded,
-    Prefetching,
-    Dropped,
-}
-
 struct Playback<'a, H> {
     trace: &'a Trace,
     lineage: &'a Lineage,
@@ -113,7 +104,7 @@ struct Playback<'a, H> {
     /// Versions so far: they are numbered in order of production.
     versions: u32,
     /// Per storage.
-    place: Vec<Place>,
+    residency: Vec<Residency>,
     held: Vec<Option<BlockId>>,
     current: Vec<VersionId>,
     /// Per version: its block beside its storage.
@@ -130,7 +121,7 @@ pub fn play(trace: &Trace, lineage: &Lineage, schedule: &Schedule, hear: impl Fn
         operator: 0,
         blocks: 0,
         versions: 0,
-        place: vec![Place::Absent; storages],
+        residency: vec![Residency::Absent; storages],
         held: vec![None; storages],
         current: vec![VersionId(u32::MAX); storages],
         beside: vec![None; lineage.versions().len()],
@@ -193,7 +184,7 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
             if !away.contains(&storage) {
                 self.held[storage.index()] = self.allocate_storage(storage);
             }
-            self.place[storage.index()] = Place::Resident;
+            self.residency[storage.index()] = Residency::Resident;
             self.current[storage.index()] = self.next_version();
         }
     }
@@ -226,14 +217,14 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
     fn offload(&mut self, storages: &[StorageId], tier: Tier) {
         self.tell(Event::Offload { storages, tier });
         for storage in storages {
-            self.place[storage.index()] = Place::Offloading;
+            self.residency[storage.index()] = Residency::Offloading;
         }
     }
 
     fn prefetch(&mut self, storages: &[StorageId]) {
         for &storage in storages {
             self.held[storage.index()] = self.allocate_storage(storage);
-            self.place[storage.index()] = Place::Prefetching;
+            self.residency[storage.index()] = Residency::Prefetching;
         }
         self.tell(Event::Prefetch { storages });
     }
@@ -243,23 +234,23 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
             Instruction::Offload { .. } | Instruction::Prefetch { .. } => unreachable!("they are carried out together"),
             Instruction::LeaveAway { storage, tier } => {
                 self.tell(Event::LeaveAway { storage, tier });
-                self.vacate(storage, Place::Offloaded);
+                self.vacate(storage, Residency::Offloaded);
             }
             Instruction::FinishOffload(storage) => {
                 self.tell(Event::Await { storage, wait: Wait::Memory });
-                self.vacate(storage, Place::Offloaded);
+                self.vacate(storage, Residency::Offloaded);
             }
             Instruction::Recall(storage) | Instruction::FinishPrefetch(storage) => {
                 self.tell(Event::Await { storage, wait: Wait::Data });
-                self.place[storage.index()] = Place::Resident;
+                self.residency[storage.index()] = Residency::Resident;
             }
             Instruction::Discard(storage) => {
                 self.tell(Event::Discard(storage));
-                self.vacate(storage, Place::Offloaded);
+                self.vacate(storage, Residency::Offloaded);
             }
             Instruction::Drop(storage) => {
                 self.tell(Event::Drop(storage));
-                self.vacate(storage, Place::Dropped);
+                self.vacate(storage, Residency::Dropped);
             }
             Instruction::Rerun(operator) => self.rerun(operator),
             Instruction::Release(version) => {
@@ -269,10 +260,10 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
         }
     }
 
-    fn vacate(&mut self, storage: StorageId, place: Place) {
+    fn vacate(&mut self, storage: StorageId, residency: Residency) {
         let block = self.held[storage.index()].take();
         self.free(block);
-        self.place[storage.index()] = place;
+        self.residency[storage.index()] = residency;
     }
 
     /// Runs `operator`, whose outputs are allocated, or reruns it, as `event` says.
@@ -300,8 +291,8 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
         self.work(operator, Event::Rerun(operator));
         for (output, block) in made {
             let storage = storage_of(output).index();
-            if self.place[storage] == Place::Dropped && self.current[storage] == output {
-                (self.place[storage], self.held[storage]) = (Place::Resident, block);
+            if self.residency[storage] == Residency::Dropped && self.current[storage] == output {
+                (self.residency[storage], self.held[storage]) = (Residency::Resident, block);
             } else {
                 self.beside[output.index()] = block;
             }
@@ -313,7 +304,7 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
         let operator = &trace.operators[self.operator];
         for &storage in &operator.creates {
             self.held[storage.index()] = self.allocate_storage(storage);
-            self.place[storage.index()] = Place::Resident;
+            self.residency[storage.index()] = Residency::Resident;
         }
         self.work(OperatorId(self.operator as u32), Event::Run);
         let written = operator.accesses.iter().filter(|access| access.mode.writes()).map(|access| access.storage);
@@ -321,13 +312,13 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
             self.current[storage.index()] = self.next_version();
         }
         debug_assert!(operator.accesses.iter().all(|access| {
-            access.mode == AccessMode::Read || self.place[access.storage.index()] == Place::Resident
+            access.mode == AccessMode::Read || self.residency[access.storage.index()] == Residency::Resident
         }));
         for &storage in &operator.frees {
-            if self.place[storage.index()] == Place::Offloading {
+            if self.residency[storage.index()] == Residency::Offloading {
                 self.tell(Event::Await { storage, wait: Wait::Freed });
             }
-            self.vacate(storage, Place::Absent);
+            self.vacate(storage, Residency::Absent);
         }
     }
 }

@@ -827,7 +827,6 @@ impl<'a> Timeline<'a> {
         wait: impl FnOnce(&Self) -> Wait,
     ) -> Result<(), Stopped> {
         let OnPressure::Stop { actions, patient_until } = self.on_pressure else { return Ok(()) };
-        let actions = ActionSet { swap: actions.swap && of_use.swap, recompute: actions.recompute && of_use.recompute };
         if self.operator < patient_until {
             return Ok(());
         }
@@ -835,6 +834,7 @@ impl<'a> Timeline<'a> {
         if wait.stall_ns * WAIT_SHARE_MIN <= self.lineage.keep_all_makespan_ns() {
             return Ok(());
         }
+        let actions = actions.and(of_use);
         self.collect_open_windows(actions);
         if self.open.is_empty() {
             return Ok(());

@@ -28,9 +28,6 @@ fn link(copy_ns: u64) -> Link {
 /// Copies that no gap of these traces hides.
 const SLOW: u64 = 1_000_000_000;
 
-const RECOMPUTE: ActionSet = ActionSet { swap: false, recompute: true };
-const SWAP: ActionSet = ActionSet { swap: true, recompute: false };
-
 fn plan_with(name: &str, trace: &Trace, link: Link, budget_bytes: u64, actions: ActionSet) -> Planned {
     let lineage = Lineage::of(trace);
     let problem = Problem { trace, lineage: &lineage, tiers: link.into(), budget_bytes, actions };
@@ -121,7 +118,7 @@ fn four(bytes_of_2: u64, cost_of_3: u64, missing: u64) -> (Trace, u64) {
 fn scores_of_the_same_four_storages_pick_each_another() {
     let (trace, budget_bytes) = four(BYTES, 90_000, BYTES / 4);
     for (name, expected) in [("lru", 1), ("dtr", 2), ("dtr-local", 2), ("dtr-eq", 2), ("largest", 3), ("msps", 4)] {
-        assert_eq!(evicted(name, &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[expected]), "{name}");
+        assert_eq!(evicted(name, &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[expected]), "{name}");
     }
 }
 
@@ -135,15 +132,15 @@ fn keep_all_evicts_nothing_whatever_is_missing() {
 #[test]
 fn megengine_passes_over_what_is_under_its_floor() {
     let (trace, budget_bytes) = four(BYTES / 2, 90_000, BYTES / 4);
-    assert_eq!(evicted("dtr", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[2]));
-    assert_eq!(evicted("megengine", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[1]));
+    assert_eq!(evicted("dtr", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[2]));
+    assert_eq!(evicted("megengine", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[1]));
 }
 
 #[test]
 fn the_cheapest_counts_only_the_bytes_that_are_missing() {
     let (trace, budget_bytes) = four(BYTES, 16_000, BYTES / 4);
-    assert_eq!(evicted("msps", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[3]));
-    assert_eq!(evicted("cheapest", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[4]));
+    assert_eq!(evicted("msps", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[3]));
+    assert_eq!(evicted("cheapest", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[4]));
 }
 
 #[test]
@@ -172,8 +169,8 @@ fn dtr_counts_what_was_dropped_before_and_its_local_form_does_not() {
     }
     let trace = script.trace();
     let budget_bytes = Lineage::of(&trace).keep_all_peak_bytes() - 16 * BYTES - 1;
-    assert_eq!(evicted("dtr", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[2, 3]));
-    assert_eq!(evicted("dtr-local", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[1, 2]));
+    assert_eq!(evicted("dtr", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[2, 3]));
+    assert_eq!(evicted("dtr-local", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[1, 2]));
 }
 
 /// Storage 3 is made from 1 and 2. When 2 and 3 are dropped, DTR counts 3 for 1; its class holds 2 as well.
@@ -191,8 +188,8 @@ fn dtr_eq_counts_the_whole_class_that_a_storage_touches() {
     }
     let trace = script.trace();
     let budget_bytes = Lineage::of(&trace).keep_all_peak_bytes() - 32 * BYTES - 1;
-    assert_eq!(evicted("dtr", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[1, 2, 3]));
-    assert_eq!(evicted("dtr-eq", &trace, SLOW, budget_bytes, RECOMPUTE), dropped(&[2, 3, 4]));
+    assert_eq!(evicted("dtr", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[1, 2, 3]));
+    assert_eq!(evicted("dtr-eq", &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE), dropped(&[2, 3, 4]));
 }
 
 /// Storage 1 has the longest gap, 2 a slightly shorter one but many more bytes. 1 is read again and again at the end.
@@ -229,8 +226,8 @@ fn capuchin_recomputes_where_no_swap_is_hidden() {
 #[test]
 fn heat_keeps_what_will_be_read_often() {
     let (trace, budget_bytes) = two_gaps(BYTES);
-    assert_eq!(evicted("autoswap", &trace, 100, budget_bytes, SWAP), swapped(&[1]));
-    assert_eq!(evicted("heat", &trace, 100, budget_bytes, SWAP), swapped(&[2]));
+    assert_eq!(evicted("autoswap", &trace, 100, budget_bytes, ActionSet::SWAP), swapped(&[1]));
+    assert_eq!(evicted("heat", &trace, 100, budget_bytes, ActionSet::SWAP), swapped(&[2]));
 }
 
 #[test]
@@ -247,7 +244,7 @@ fn heat_counts_uses_one_after_another_too() {
     script.run(10).reads(1).reads(2);
     let trace = script.trace();
     let budget_bytes = Lineage::of(&trace).keep_all_peak_bytes() - BYTES / 2;
-    assert_eq!(evicted("heat", &trace, 100, budget_bytes, SWAP), swapped(&[2]));
+    assert_eq!(evicted("heat", &trace, 100, budget_bytes, ActionSet::SWAP), swapped(&[2]));
 }
 
 /// A small network: convolution, ReLU, convolution, ReLU, and their backward operators in reverse order.
@@ -330,7 +327,7 @@ fn appobmem_takes_the_largest_area_that_is_hidden_and_at_the_peak() {
     let trace = script.trace();
     let budget_bytes = Lineage::of(&trace).keep_all_peak_bytes() - BYTES;
     assert_eq!(evicted("appobmem", &trace, 100, budget_bytes, ActionSet::ALL), swapped(&[2]));
-    assert_eq!(evicted("appobmem", &trace, 100, budget_bytes, RECOMPUTE), []);
+    assert_eq!(evicted("appobmem", &trace, 100, budget_bytes, ActionSet::RECOMPUTE), []);
 }
 
 /// 0 is idle for 20 operators and 1 for three at a time: an interval of four operators or more migrates 0 alone.
@@ -367,7 +364,7 @@ fn initial_storages_are_offered_like_any_other_where_they_can_be_swapped() {
     let windows = Lineage::of(&trace).windows().iter().any(|window| window.storage == first && !window.recomputable);
     assert!(windows, "storage 0 is a root");
     for name in BASELINES {
-        let dropped = evicted(name, &trace, SLOW, budget_bytes, RECOMPUTE);
+        let dropped = evicted(name, &trace, SLOW, budget_bytes, ActionSet::RECOMPUTE);
         assert!(!dropped.contains(&(first.0, Action::Recompute)), "{name} drops a root");
     }
 }

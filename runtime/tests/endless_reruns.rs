@@ -88,7 +88,7 @@ fn every_baseline_and_the_search_come_to_an_end_where_nothing_holds() {
         lineage: &lineage,
         tiers: Link::symmetric(1e9, 0).into(),
         budget_bytes: LITTLE - 1,
-        actions: ActionSet { swap: false, recompute: true },
+        actions: ActionSet::RECOMPUTE,
     };
     for name in BASELINES {
         plan(problem, baseline(name, 0).expect("it is in the list").as_mut());

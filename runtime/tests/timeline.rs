@@ -313,7 +313,7 @@ fn a_sweep_goes_over_the_budget_where_nothing_can_be_evicted_and_decides_again_w
         lineage: &Lineage::of(&trace),
         tiers: link().into(),
         budget_bytes: 2 * BYTES,
-        actions: plimsoll_runtime::ActionSet { swap: false, recompute: true },
+        actions: plimsoll_runtime::ActionSet::RECOMPUTE,
     };
     let mut sweep = plimsoll_runtime::Sweep::new(problem, Plan::keep_all(problem.lineage.windows().len()));
     let pressure = sweep.pressure().expect("the second pressure point can be relieved");

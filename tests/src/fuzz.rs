@@ -356,8 +356,8 @@ impl Program {
         let most = if mode == Mode::Beside { 1.5 } else { 1.0 };
         let budget_bytes = least_bytes + (span_bytes * random.random_range(0.1..most)) as u64;
         let actions = match random.random_range(0..4) {
-            0 => ActionSet { swap: true, recompute: false },
-            1 => ActionSet { swap: false, recompute: true },
+            0 => ActionSet::SWAP,
+            1 => ActionSet::RECOMPUTE,
             _ => ActionSet::ALL,
         };
         let engine = self.engine(random.random_bool(0.1).then_some(link));

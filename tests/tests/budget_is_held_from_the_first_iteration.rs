@@ -74,7 +74,7 @@ fn whoever_decides_when_bytes_run_out() {
     let iterate = |workload: &mut Awkward, _: usize| workload.iterate(None);
     let untouched = Untouched::run(|| Awkward::new(6), iterate, 6);
     for baseline in ["random", "lru", "dtr", "capuchin", "dtr-eq", "heat"] {
-        for actions in [ActionSet::ALL, ActionSet { swap: true, recompute: false }] {
+        for actions in [ActionSet::ALL, ActionSet::SWAP] {
             for share in [0.85, 0.7, 0.55, 0.4] {
                 let budget_bytes = untouched.between(share);
                 let what = format!("{baseline} with {actions:?} within {budget_bytes} bytes");
@@ -116,7 +116,7 @@ fn what_was_made_in_place_is_made_again_once() {
     // What one step has at once, and no more.
     let budget_bytes = resident + (2 + 3) * (4 * SIDE * SIDE) as u64 + 256;
     let builder = Runtime::builder().budget(Budget::bytes(budget_bytes)).baseline("dtr");
-    let mut runtime = builder.actions(ActionSet { swap: false, recompute: true }).build().unwrap();
+    let mut runtime = builder.actions(ActionSet::RECOMPUTE).build().unwrap();
     let sum = {
         let _iteration = runtime.iteration();
         chain()

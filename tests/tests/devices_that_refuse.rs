@@ -139,7 +139,7 @@ fn what_was_swapped_comes_back_at_others_expense() {
             Loop::new(12, &[1], device, forward)
         };
         let untouched = Untouched::of(session, make(total_bytes));
-        let swap = ActionSet { swap: true, recompute: false };
+        let swap = ActionSet::SWAP;
         for percent in (10..=100).rev().step_by(10) {
             let runtime = runtime(device, &engines, "capuchin", swap, untouched.peak_bytes * 7 / 10);
             let ended = trains(runtime, make(untouched.peak_bytes * percent / 100), &untouched);

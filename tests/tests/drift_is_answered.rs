@@ -180,8 +180,7 @@ fn a_loop_that_becomes_slow_is_noticed() {
     let _running = one_at_a_time();
     let delay_ns = Arc::new(AtomicU64::new(0));
     let engine = Slowing { inner: HostEngine::new(None), delay_ns: Arc::clone(&delay_ns) };
-    let runtime =
-        builder().actions(ActionSet { swap: true, recompute: false }).baseline("lru").engine(Box::new(engine));
+    let runtime = builder().actions(ActionSet::SWAP).baseline("lru").engine(Box::new(engine));
     drifting(runtime.build().unwrap(), |fast| {
         // One wait takes as long as two iterations did.
         delay_ns.store(2 * fast.makespan_ns.max(1_000_000), Ordering::Relaxed);

@@ -134,8 +134,6 @@ fn under(actions: ActionSet, call: Call, from: usize, times: usize) -> (Vec<Iter
     (reports, report, failures)
 }
 
-const SWAP_ONLY: ActionSet = ActionSet { swap: true, recompute: false };
-
 #[test]
 fn a_slow_tier_that_is_full_makes_way_for_recompute() {
     let _running = one_at_a_time();
@@ -154,7 +152,7 @@ fn copies_that_fail_now_and_then_are_made_again() {
     let _running = one_at_a_time();
     for from in [0, 3, 11] {
         for call in [Call::Prefetch, Call::WaitForPrefetch] {
-            let (_, report, failures) = under(SWAP_ONLY, call, from, 2);
+            let (_, report, failures) = under(ActionSet::SWAP, call, from, 2);
             assert_eq!(failures, 2, "{call:?}");
             assert!(report.prefetched_bytes > 0);
         }
@@ -167,7 +165,7 @@ fn an_offload_that_fails_leaves_the_bytes_where_they_were() {
     for from in [0, 3, 11] {
         for call in [Call::Offload, Call::WaitForOffload] {
             // Where nothing but swaps makes room, they are tried again.
-            for actions in [ActionSet::ALL, SWAP_ONLY] {
+            for actions in [ActionSet::ALL, ActionSet::SWAP] {
                 let (_, _, failures) = under(actions, call, from, 3);
                 assert_eq!(failures, 3, "{call:?}");
             }
@@ -212,7 +210,7 @@ impl CopyEngine for Switched {
 fn swapping(engine: impl CopyEngine + 'static, budget_bytes: u64) -> Runtime {
     Runtime::builder()
         .baseline("lru")
-        .actions(SWAP_ONLY)
+        .actions(ActionSet::SWAP)
         .budget(Budget::bytes(budget_bytes))
         .link(fast_link())
         .engine(Box::new(engine))

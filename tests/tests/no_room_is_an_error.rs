@@ -97,7 +97,7 @@ fn nothing_is_left_of_a_backward_pass_that_was_refused() {
     let resident = plimsoll_tests::session().live_bytes();
     // Two branches of three saved values each. Going back takes two more, forward there is one.
     let builder = Runtime::builder().budget(Budget::bytes(resident + 7 * BYTES + BYTES / 2)).link(fast_link());
-    let mut runtime = builder.actions(ActionSet { swap: false, recompute: false }).build().unwrap();
+    let mut runtime = builder.actions(ActionSet::NONE).build().unwrap();
     {
         let _iteration = runtime.iteration();
         (branch() + branch()).f_backward().expect_err("there is no room for two more");
@@ -211,7 +211,7 @@ fn a_chain_that_every_step_reads_is_refused_before_long() {
     let weights = [0; 3].map(|_| Tensor::randn([64, 192], (Kind::Float, Device::Cpu)) * 0.1);
     let resident_bytes = session.live_bytes();
     for room_bytes in [190_000, 230_000, 270_000, 310_000] {
-        let actions = ActionSet { swap: false, recompute: true };
+        let actions = ActionSet::RECOMPUTE;
         let budget = Budget::bytes(resident_bytes + room_bytes);
         let mut runtime = Runtime::builder().actions(actions).budget(budget).build().unwrap();
         for _ in 0..2 {

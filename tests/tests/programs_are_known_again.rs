@@ -173,7 +173,7 @@ fn forty_lengths_each_of_which_comes_again_after_all_others() {
 /// A runtime that may not swap.
 fn recomputing(budget_bytes: u64) -> Runtime {
     let builder = Runtime::builder().budget(Budget::bytes(budget_bytes)).link(fast_link());
-    builder.actions(ActionSet { swap: false, recompute: true }).build().unwrap()
+    builder.actions(ActionSet::RECOMPUTE).build().unwrap()
 }
 
 /// What fits is left alone: the first longer batch finds nothing planned, and nothing to swap.
@@ -366,7 +366,7 @@ fn what_only_the_last_of_several_passes_uses() {
         let model = make();
         (0..60).map(|iteration| iterate(&model, iteration)).collect()
     };
-    let actions = ActionSet { swap: true, recompute: false };
+    let actions = ActionSet::SWAP;
     let planner = Planner { limits: Limits::evaluations(2_000), ..Planner::default() };
     let budget = Budget::bytes(session().live_bytes() + (10 << 19));
     let builder = Runtime::builder().actions(actions).planner(planner).budget(budget);
@@ -562,7 +562,7 @@ fn what_is_not_used_and_may_not_be_evicted_any_more() {
     let kind = (Kind::Float, Device::Cpu);
     let line = Budget::bytes(session().live_bytes() + 7 * BYTES);
     // The first to go is what was not used for longest.
-    let swaps = ActionSet { swap: true, recompute: false };
+    let swaps = ActionSet::SWAP;
     let mut runtime = Runtime::builder().baseline("lru").actions(swaps).budget(line).build().unwrap();
     let states: Vec<Tensor> = {
         let _iteration = runtime.iteration();

@@ -24,7 +24,7 @@ fn run(actions: ActionSet) -> (Runtime, Report) {
 #[test]
 fn totals_are_those_of_the_iterations() {
     let _running = one_at_a_time();
-    let (_, report) = run(ActionSet { swap: true, recompute: false });
+    let (_, report) = run(ActionSet::SWAP);
     let total = |of: fn(&plimsoll_runtime::torch::IterationReport) -> u64| report.latest.iter().map(of).sum::<u64>();
     assert_eq!(report.iterations as usize, ITERATIONS);
     assert_eq!(report.offloaded_bytes, total(|iteration| iteration.offloaded_bytes));
@@ -47,7 +47,7 @@ fn totals_are_those_of_the_iterations() {
 #[test]
 fn the_log_shows_compute_both_channels_and_bytes() {
     let _running = one_at_a_time();
-    let (runtime, report) = run(ActionSet { swap: true, recompute: false });
+    let (runtime, report) = run(ActionSet::SWAP);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("events.json");
     runtime.write_chrome_trace(&path).unwrap();

@@ -1,7 +1,7 @@
 //! Whatever a plan does, losses and parameters are those of the untouched loop, bit for bit, and the peak is the
 //! predicted one.
 
-use plimsoll_env::workload::{Arch, ResnetConfig, Workload, WorkloadConfig};
+use plimsoll_env::workload::{ResnetArch, ResnetConfig, Workload, WorkloadConfig};
 use plimsoll_runtime::Action;
 use plimsoll_tests::{Awkward, Recorded, Stage, build, one_at_a_time, plan_by, random_plan, shipped_workload};
 
@@ -88,7 +88,7 @@ fn of_a_convolution_net_with_batch_norm() {
 #[test]
 fn of_a_model_that_nobody_here_wrote() {
     let resnet18 = ResnetConfig {
-        arch: Arch::Resnet18,
+        arch: ResnetArch::Resnet18,
         depth: None,
         width: None,
         classes: 4,

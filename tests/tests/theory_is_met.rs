@@ -4,7 +4,7 @@
 //! of it are saved, the input included; parameters, buffers and gradients are not made by the forward pass.
 
 use plimsoll_env::recording::record;
-use plimsoll_env::workload::{Arch, GptConfig, WorkloadConfig};
+use plimsoll_env::workload::{GptConfig, ResnetArch, WorkloadConfig};
 use plimsoll_runtime::Trace;
 use plimsoll_runtime::trace::Phase;
 use plimsoll_tests::{build, one_at_a_time, session, shipped_workload};
@@ -85,7 +85,7 @@ fn resnet_50_saves_what_its_layers_say() {
     const MIB: f64 = (1 << 20) as f64;
     let _running = one_at_a_time();
     let WorkloadConfig::Resnet(mut config) = shipped_workload("resnet18-vision") else { unreachable!("it is one") };
-    (config.arch, config.image_size, config.classes) = (Arch::Resnet50, 224, 1_000);
+    (config.arch, config.image_size, config.classes) = (ResnetArch::Resnet50, 224, 1_000);
     let [two, three] = [2, 3].map(|batch| {
         config.batch = batch;
         recorded(&WorkloadConfig::Resnet(config.clone()))

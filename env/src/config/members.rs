@@ -117,7 +117,7 @@ impl Span {
         }
     }
 
-    /// The number that is `share` of the way from the least to the most, by `up` and back by `down`.
+    /// A number between the least and the most, each as likely on the scale that `up` leads to and `down` back from.
     fn draw(self, draw: &mut ChaCha8Rng, up: fn(f64) -> f64, down: fn(f64) -> f64) -> Value {
         // A whole number has as much room as any other.
         let (least, most) = if self.whole { (self.least - 0.5, self.most + 0.5) } else { (self.least, self.most) };

@@ -52,7 +52,7 @@ impl Member for BertConfig {
             ("batch", batch),
         ])?;
         require_heads(heads, width)?;
-        // A batch in which nothing is to be predicted has no loss.
+        // Of fewer hardly any is hidden, and to be predicted.
         let characters = sequence * batch;
         require("batch", characters >= 32, format!("must give 32 characters or more, gives {characters}"))?;
         require_share("dropout", dropout)?;

@@ -14,7 +14,7 @@ pub(super) fn apply(layer: &Linear, inputs: &Tensor) -> Result<Tensor, TchError>
     inputs.f_linear(&layer.ws, layer.bs.as_ref())
 }
 
-/// Mean cross-entropy of `logits` `[batch, classes, …]` against `targets` `[batch, …]`; a target below 0 is not judged.
+/// Mean cross-entropy of `logits` `[batch, classes, …]` against `targets` `[batch, …]`; [`UNJUDGED`] is not judged.
 pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, TchError> {
     logits.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::Mean, UNJUDGED, 0.0)
 }

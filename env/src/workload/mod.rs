@@ -13,7 +13,6 @@
 
 mod autoencoder;
 mod bert;
-mod cifar;
 mod densenet;
 mod discs;
 mod family;
@@ -42,7 +41,7 @@ pub use inception::{InceptionArch, InceptionConfig};
 pub use lstm::LstmConfig;
 pub use mobilenet::{MobilenetArch, MobilenetConfig};
 pub use pictures::PictureConfig;
-pub use resnet::{Arch, ResnetConfig};
+pub use resnet::{ResnetArch, ResnetConfig};
 pub use training::named_variables;
 pub use unet::UnetConfig;
 pub use vgg::{VggArch, VggConfig};

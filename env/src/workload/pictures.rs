@@ -192,12 +192,12 @@ impl Task for Classifier {
 
 #[cfg(test)]
 mod tests {
-    use super::super::resnet::Arch;
+    use super::super::resnet::ResnetArch;
     use super::*;
 
     #[test]
     fn a_failing_operator_in_a_vision_model_is_an_error() {
-        let Design::Fixed(fixed) = Arch::Resnet18.design() else { unreachable!("it is tch's") };
+        let Design::Fixed(fixed) = ResnetArch::Resnet18.design() else { unreachable!("it is tch's") };
         let variables = VarStore::new(Device::Cpu);
         let net = Vision((fixed.build)(&variables.root(), 10));
         let grey = Tensor::zeros([2, 1, 32, 32], (tch::Kind::Float, Device::Cpu));

@@ -54,14 +54,13 @@ impl From<&Planned> for Figures {
 
 /// The methods: keeping everything, each eviction alone, quantised swaps, and `policy`, which may use both.
 pub fn methods<'a>(link: Link, half: Cost, int8: Cost, policy: &'a Chosen) -> Vec<Method<'a>> {
-    let (swap, recompute) = (ActionSet { swap: true, recompute: false }, ActionSet { swap: false, recompute: true });
     let method = |name, actions, link, exact| Method { name, actions, link, policy: None, exact };
     vec![
-        method("keep", ActionSet { swap: false, recompute: false }, link, true),
-        method("recompute", recompute, link, true),
-        method("swap", swap, link, true),
-        method("swap-fp16", swap, Form::Half.over(link, half), false),
-        method("swap-int8", swap, Form::Int8.over(link, int8), false),
+        method("keep", ActionSet::NONE, link, true),
+        method("recompute", ActionSet::RECOMPUTE, link, true),
+        method("swap", ActionSet::SWAP, link, true),
+        method("swap-fp16", ActionSet::SWAP, Form::Half.over(link, half), false),
+        method("swap-int8", ActionSet::SWAP, Form::Int8.over(link, int8), false),
         Method { policy: Some(policy), ..method("policy", ActionSet::ALL, link, true) },
     ]
 }

@@ -17,9 +17,10 @@ use crate::advice::method::{Figures, Made, Method, methods};
 use crate::advice::quantisation::Form;
 use crate::advice::report::{Advice, MethodAdvice, Point, Recommendation};
 use crate::chosen::Chosen;
-use crate::loops::{LinkFlag, LoopFlags, RECORDED_ITERATIONS, RecordedLoop};
+use crate::link::LinkFlag;
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop};
+use crate::outputs::write_json;
 use crate::progress;
-use crate::results::write_json;
 
 /// Flags.
 #[derive(Args)]

@@ -11,9 +11,10 @@ use crate::behaviour::drawing::draw;
 use crate::behaviour::history::History;
 use crate::behaviour::report::{Iteration, Report};
 use crate::behaviour::snapshot;
-use crate::loops::LinkFlag;
+use crate::link::LinkFlag;
 use crate::machine::Machine;
-use crate::results::{dead_tail_bytes, require_outputs, write_json};
+use crate::outputs::{require_outputs, write_json};
+use crate::results::dead_tail_bytes;
 
 /// Flags.
 #[derive(Args)]

@@ -1,5 +1,7 @@
 //! `plimsoll evaluate`.
 
+mod held_out;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
@@ -10,15 +12,17 @@ use plimsoll_env::units::Budget;
 use plimsoll_runtime::file::write_whole;
 use serde::Serialize;
 
-use super::held_out::{self, HeldOutFlags, Request};
+use self::held_out::{HeldOutFlags, Request};
 use crate::agreement::{Agreement, Point, scatter};
 use crate::chosen::{Chosen, PlannerFlags};
 use crate::evaluation::{Comparison, broken_promises};
-use crate::loops::{LinkFlag, LoopFlags, emulated};
+use crate::link::{LinkFlag, emulated};
+use crate::loops::LoopFlags;
 use crate::margin::Margin;
+use crate::outputs::{require_logdir, require_outputs, write_json};
 use crate::progress;
 use crate::provenance::command_line;
-use crate::results::{PointResult, require_logdir, require_outputs, write_json};
+use crate::results::PointResult;
 use crate::table::{Table, mib, percent};
 use crate::tensorboard::RunLog;
 use crate::tiers::TierFlags;

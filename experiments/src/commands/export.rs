@@ -11,7 +11,7 @@ use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Prob
 
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
-use crate::loops::{LinkFlag, described};
+use crate::link::{LinkFlag, described};
 use crate::machine::Machine;
 use crate::table::{mib, milliseconds};
 

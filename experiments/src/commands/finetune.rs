@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use plimsoll_agent::{Evolution, EvolutionConfig, LearnsFrom, PpoConfig, Trainer, UpdateReport};
+use plimsoll_agent::{Evolution, EvolutionConfig, LearnsFrom, Ppo, PpoConfig, UpdateReport};
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::Rewards;
-use plimsoll_env::units::{Budget, Link as Bandwidth};
+use plimsoll_env::units::{Bandwidth, Budget};
 use plimsoll_env::{Domain, Instance, TorchEnvironment};
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::network::{Network, NetworkWeights};
@@ -20,7 +20,8 @@ use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, Planner, PolicyFile, 
 use super::train::{STEPS_MAX, describe, scalars};
 use crate::chosen::Chosen;
 use crate::interrupt::watch_for_interrupt;
-use crate::loops::{LATENCY_NS, LoopFlags, bandwidth, build, emulated};
+use crate::link::{LATENCY_NS, bandwidth, emulated};
+use crate::loops::{LoopFlags, build};
 use crate::progress;
 use crate::provenance::provenance_of;
 use crate::served::{Served, serve};
@@ -173,7 +174,7 @@ fn pupil(arguments: &Arguments, start: &NetworkWeights) -> anyhow::Result<Box<Pu
             },
             seed,
         )?),
-        Algorithm::Ppo => Box::new(Trainer::new(
+        Algorithm::Ppo => Box::new(Ppo::new(
             PpoConfig {
                 updates,
                 instances_per_update: 1,

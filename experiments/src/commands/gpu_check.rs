@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::gpu_check::{Deadline, Findings, Outcome, Part, Request, Step, at_once, member, schedule, telling_line};
+use crate::outputs::write_json;
 use crate::provenance::command_line;
-use crate::results::write_json;
 
 /// How often a part is looked after.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -11,7 +11,6 @@ use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::units::Budget;
 use plimsoll_env::workload::Workload;
-use plimsoll_runtime::ActionSet;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::planner::SEARCH;
@@ -19,12 +18,12 @@ use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime};
 use serde::Serialize;
 
-use super::plan::parse_actions;
-use crate::chosen::Chosen;
-use crate::loops::{LinkFlag, LoopFlags, OpenDevice, Untouched, build, overheads};
+use crate::chosen::{ActionsFlag, Chosen};
+use crate::link::LinkFlag;
+use crate::loops::{LoopFlags, OpenDevice, Untouched, build, overheads};
+use crate::outputs::write_json;
 use crate::progress;
 use crate::provenance::command_line;
-use crate::results::write_json;
 use crate::table::{Table, mib, percent};
 use crate::tiers::{OpenTiers, TierFlags};
 
@@ -53,9 +52,8 @@ pub struct Arguments {
     /// A policy file, the name of a baseline, or `search`, which is what a job does that names neither
     #[arg(long, value_name = "FILE|BASELINE|search", default_value = "dtr")]
     policy: String,
-    /// Actions that are allowed
-    #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
-    actions: ActionSet,
+    #[command(flatten)]
+    allowed: ActionsFlag,
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
@@ -176,7 +174,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     });
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
     for (config, _) in &configs {
-        policy.warn_of_mismatch(&config.family.to_string(), arguments.actions);
+        policy.warn_of_mismatch(&config.family.to_string(), arguments.allowed.actions);
     }
     let emulated = arguments.link.is_emulated();
     let tiers = arguments.tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
@@ -310,7 +308,7 @@ fn attempt(
         Chosen::Learned { file, .. } => Runtime::builder().policy(*file),
     };
     let Ground { on, tiers } = ground;
-    let builder = builder.budget(Line::bytes(budget_bytes)).actions(arguments.actions).device(on.device);
+    let builder = builder.budget(Line::bytes(budget_bytes)).actions(arguments.allowed.actions).device(on.device);
     let runtime = builder.tiers(tiers.tiers).engine(on.engine(tiers)?).build()?;
     let training = arguments.throughout.then(|| runtime.start_detecting()).transpose()?;
     let mut workload = build(config, name, on.device, arguments.flags.seed)?;

@@ -10,7 +10,7 @@ use plimsoll_runtime::obstacle::obstacles;
 use plimsoll_runtime::trace::OperatorId;
 use plimsoll_runtime::{FileKind, Lineage, PlanFile, PolicyFile, Trace};
 
-use crate::loops::described;
+use crate::link::described;
 use crate::table::{Table, mib, milliseconds};
 
 /// Flags.

@@ -6,7 +6,6 @@ pub mod evaluate;
 pub mod export;
 pub mod finetune;
 pub mod gpu_check;
-pub mod held_out;
 pub mod hold;
 pub mod import;
 pub mod inspect;

@@ -7,16 +7,17 @@ use anyhow::bail;
 use clap::Args;
 use plimsoll_env::units::Budget;
 use plimsoll_runtime::planner::SEARCH;
-use plimsoll_runtime::{Action, ActionSet, Decided, Lineage, PlanFile, Problem, Timeline, Trace};
+use plimsoll_runtime::{Decided, Lineage, PlanFile, Problem, Timeline, Trace};
 
-use crate::chosen::{Chosen, PlannerFlags};
+use crate::chosen::{ActionsFlag, Chosen, PlannerFlags};
 use crate::exact::{EXACT, Proof};
 use crate::explanation;
-use crate::loops::{LinkFlag, described};
+use crate::link::{LinkFlag, described};
 use crate::machine::{Machine, RecordedOn};
 use crate::online;
+use crate::outputs::{require_outputs, write_json};
 use crate::patient::{decide_by_search, decide_exactly};
-use crate::results::{PointResult, require_outputs, write_json};
+use crate::results::PointResult;
 use crate::table::{Table, mib, milliseconds, percent};
 
 /// Storages that are named at the peak.
@@ -37,9 +38,8 @@ pub struct Arguments {
     /// Device bytes, such as 512MiB, or a share of the keep-all peak, such as 60%
     #[arg(long, value_name = "BUDGET")]
     budget: Budget,
-    /// Actions that the plan may take
-    #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
-    actions: ActionSet,
+    #[command(flatten)]
+    allowed: ActionsFlag,
     /// Plan with the times and the link of this machine: its profile, or the profile's name in configs/hardware/
     #[arg(long, value_name = "FILE|NAME")]
     hardware: Option<String>,
@@ -58,21 +58,6 @@ pub struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// Reads a list such as `keep,swap`.
-pub fn parse_actions(text: &str) -> Result<ActionSet, String> {
-    let mut actions = ActionSet { swap: false, recompute: false };
-    for word in text.split(',') {
-        match word.trim() {
-            "keep" => {}
-            "swap" => actions.swap = true,
-            "recompute" => actions.recompute = true,
-            other => return Err(format!("unknown action `{other}`: expected keep, swap or recompute")),
-        }
-    }
-    debug_assert!(actions.allows(Action::Keep));
-    Ok(actions)
-}
-
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     require_outputs(&[("--out", arguments.out.as_ref()), ("--json", arguments.json.as_ref())])?;
@@ -87,7 +72,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         lineage: &lineage,
         tiers: machine.link(&arguments.link, &trace)?.into(),
         budget_bytes: arguments.budget.resolve(trace.peak_bytes),
-        actions: arguments.actions,
+        actions: arguments.allowed.actions,
     };
     let (decided, proof) = decide(&arguments, problem)?;
     let name = arguments.policy.as_str();
@@ -168,7 +153,7 @@ fn decide(arguments: &Arguments, problem: Problem<'_>) -> anyhow::Result<(Decide
         (_, Some(_)) => bail!("--time-limit: only `{EXACT}` and `{SEARCH}` take as long as they are given"),
         (name, None) => {
             let policy = Chosen::parse(name)?;
-            policy.warn_of_mismatch(&problem.trace.family, arguments.actions);
+            policy.warn_of_mismatch(&problem.trace.family, arguments.allowed.actions);
             Ok((policy.plan(problem, &arguments.planner.planner()), None))
         }
     }

@@ -9,8 +9,8 @@ use plimsoll_env::hardware::CopyTable;
 use plimsoll_runtime::file::write_whole;
 
 use crate::machine::PROFILES;
+use crate::outputs::{require_outputs, write_json};
 use crate::probed::Probed;
-use crate::results::{require_outputs, write_json};
 use crate::table::Table;
 
 /// Flags.

@@ -9,13 +9,14 @@ use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
 use plimsoll_env::units::Budget;
+use plimsoll_runtime::Lineage;
 use plimsoll_runtime::file::require_writable;
-use plimsoll_runtime::{ActionSet, Lineage};
 
-use super::plan::parse_actions;
-use crate::chosen::{Chosen, PlannerFlags};
-use crate::loops::{LinkFlag, LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
-use crate::results::{PointResult, write_json};
+use crate::chosen::{ActionsFlag, Chosen, PlannerFlags};
+use crate::link::LinkFlag;
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop, Untouched};
+use crate::outputs::write_json;
+use crate::results::PointResult;
 use crate::table::{mib, milliseconds, percent};
 use crate::tiers::TierFlags;
 
@@ -37,9 +38,8 @@ pub struct Arguments {
     /// Iterations under the budget, after those that record the loop
     #[arg(long, value_name = "N")]
     iterations: NonZeroUsize,
-    /// Actions that the plan may take
-    #[arg(long, value_name = "LIST", default_value = "keep,swap,recompute", value_parser = parse_actions)]
-    actions: ActionSet,
+    #[command(flatten)]
+    allowed: ActionsFlag,
     #[command(flatten)]
     planner: PlannerFlags,
     /// Put each planned iteration between two untouched ones, to compare makespans on a noisy machine
@@ -68,14 +68,14 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let emulated = arguments.link.is_emulated();
     let tiers = arguments.tiers.clone().or(config.evaluation.host_limit, config.evaluation.spill.as_ref());
     let tiers = tiers.open_on(arguments.flags.device, || arguments.link.resolve(), emulated)?;
-    policy.warn_of_mismatch(&config.family.to_string(), arguments.actions);
+    policy.warn_of_mismatch(&config.family.to_string(), arguments.allowed.actions);
     let mut open = RecordedLoop::open(&config, &arguments.workload, &arguments.flags, RECORDED_ITERATIONS)?;
     let tiers = open.on.tiers(tiers)?;
     let instance = Instance {
         lineage: Arc::new(Lineage::of(&open.trace)),
         tiers: tiers.tiers,
         budget_bytes: arguments.budget.resolve(open.trace.peak_bytes),
-        actions: arguments.actions,
+        actions: arguments.allowed.actions,
         trace: Arc::new(open.trace.clone()),
     };
     let problem = instance.problem();

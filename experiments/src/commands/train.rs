@@ -11,23 +11,24 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use plimsoll_agent::{
     Best, ConfigError, Dqn, Evolution, Hyperparameters, Imitation, ImitationConfig, Learner, LearnsFrom,
-    PolicyIteration, SavedStateError, Trainer, UpdateReport, greedy_return,
+    PolicyIteration, Ppo, SavedStateError, UpdateReport, greedy_return,
 };
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
-use plimsoll_env::units::Link as Bandwidth;
+use plimsoll_env::units::Bandwidth;
 use plimsoll_env::{Domain, TaughtEnvironment};
 use plimsoll_runtime::file::{require_writable, sha256_hex};
 use plimsoll_runtime::observation::FEATURE_TABLE;
-use plimsoll_runtime::{Lineage, Link, PolicyFile, Problem, Trace};
+use plimsoll_runtime::{ActionSet, Lineage, Link, PolicyFile, Problem, Trace};
 use serde_json::Value;
 
 use crate::interrupt::watch_for_interrupt;
-use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
+use crate::link::bandwidth;
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
 use crate::members::{self, Recorded};
+use crate::outputs::require_logdir;
 use crate::progress;
 use crate::provenance::{command_line, provenance_of};
-use crate::results::require_logdir;
 use crate::tensorboard::{Hyperparameter, RunLog};
 
 /// Updates between two validations.
@@ -259,7 +260,7 @@ fn pupil(
     let (from, seed) = (resume.then_some(state), arguments.flags.seed);
     let mut teacher_evaluations = 0;
     let pupil = match algorithm {
-        Algorithm::Ppo => opened(from, hyperparameters(config, arguments)?, seed, Trainer::new, Trainer::resume)?,
+        Algorithm::Ppo => opened(from, hyperparameters(config, arguments)?, seed, Ppo::new, Ppo::resume)?,
         Algorithm::Evolution => {
             opened(from, hyperparameters(config, arguments)?, seed, Evolution::new, Evolution::resume)?
         }
@@ -345,12 +346,15 @@ impl Material {
     fn without_hopeless(mut self, config: &FamilyConfig) -> anyhow::Result<Self> {
         let traces = &mut self.recorded.traces;
         let (found, most) = (traces.len(), config.randomisation.budget_share[1]);
+        // Where every draw recomputes alone, so must what is drawn from.
+        let swap = config.evaluation.actions.swap && config.randomisation.recompute_only < 1.0;
+        let actions = ActionSet { swap, ..config.evaluation.actions };
         let validation = found - self.trained;
         traces.retain(|trace| {
             let lineage = Lineage::of(trace);
             let budget_bytes = (most * lineage.keep_all_peak_bytes() as f64) as u64;
             // Any link will do: bytes do not depend on it.
-            let (tiers, actions) = (Link::symmetric(1e9, 0).into(), config.evaluation.actions);
+            let tiers = Link::symmetric(1e9, 0).into();
             !Problem { trace, lineage: &lineage, tiers, budget_bytes, actions }.is_hopeless()
         });
         if traces.is_empty() {

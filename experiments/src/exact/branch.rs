@@ -76,7 +76,6 @@ struct Node {
 }
 
 const OPEN: u8 = u8::MAX;
-const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
 
 /// Plans below a node up to which all of them are tried: the timeline judges faster than HiGHS bounds.
 const TRIED_MAX: u64 = 256;
@@ -154,7 +153,7 @@ impl<'a, 'h> Tree<'a, 'h> {
             return Ok(());
         }
         let window = self.branching_window(&node.fixed, &solution);
-        for action in ACTIONS {
+        for action in Action::ALL {
             if self.allows(window, action) {
                 let mut fixed = node.fixed.clone();
                 fixed[window] = action as u8;
@@ -169,13 +168,13 @@ impl<'a, 'h> Tree<'a, 'h> {
     }
 
     fn plans_below(&self, fixed: &[u8]) -> u64 {
-        let actions = |window| ACTIONS.into_iter().filter(|&action| self.allows(window, action)).count() as u64;
+        let actions = |window| Action::ALL.into_iter().filter(|&action| self.allows(window, action)).count() as u64;
         Self::open_windows(fixed).map(actions).fold(1, u64::saturating_mul)
     }
 
     fn try_all_below(&self, mut fixed: Vec<u8>, incumbent: &mut Incumbent<'_>) {
         let Some(window) = Self::open_windows(&fixed).next() else { return incumbent.offer(&complete(&fixed, None)) };
-        for action in ACTIONS {
+        for action in Action::ALL {
             if self.allows(window, action) {
                 fixed[window] = action as u8;
                 self.try_all_below(fixed.clone(), incumbent);
@@ -229,7 +228,7 @@ impl<'a, 'h> Tree<'a, 'h> {
 fn complete(fixed: &[u8], open: Option<&Plan>) -> Plan {
     let mut plan = open.cloned().unwrap_or_else(|| Plan::keep_all(fixed.len()));
     for (id, &action) in (0..).map(WindowId).zip(fixed) {
-        if let Some(&action) = ACTIONS.get(usize::from(action)) {
+        if let Some(&action) = Action::ALL.get(usize::from(action)) {
             plan.set(id, action);
         }
     }

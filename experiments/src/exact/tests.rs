@@ -17,8 +17,7 @@ use super::{Solved, solve};
 use draw::Draw;
 use random_trace::random_trace;
 
-const SETS: [ActionSet; 3] =
-    [ActionSet { swap: false, recompute: true }, ActionSet { swap: true, recompute: false }, ActionSet::ALL];
+const SETS: [ActionSet; 3] = [ActionSet::RECOMPUTE, ActionSet::SWAP, ActionSet::ALL];
 
 fn highs() -> Highs {
     Highs::find().unwrap_or_else(|error| panic!("{error}"))
@@ -218,7 +217,7 @@ fn chain_reruns(highs: &Highs, length: usize, budget_units: u64) -> Option<u64> 
         lineage: &lineage,
         tiers: Link::symmetric(1e9, 0).into(),
         budget_bytes: budget_units * UNIT_BYTES,
-        actions: ActionSet { swap: false, recompute: true },
+        actions: ActionSet::RECOMPUTE,
     };
     let solved = solved(highs, problem);
     assert_eq!(brute_force(&problem), solved.proof.lower_bound_ns, "chain of {length} in {budget_units}");

@@ -50,8 +50,8 @@ struct Everything {
 }
 
 const EVERYTHING: [Everything; 2] = [
-    Everything { name: "recompute-all", actions: ActionSet { swap: false, recompute: true } },
-    Everything { name: "swap-all", actions: ActionSet { swap: true, recompute: false } },
+    Everything { name: "recompute-all", actions: ActionSet::RECOMPUTE },
+    Everything { name: "swap-all", actions: ActionSet::SWAP },
 ];
 
 /// Runs the part.

@@ -54,7 +54,7 @@ impl Outcome {
 #[derive(Serialize)]
 struct Verdict {
     how: String,
-    actions: Option<ActionNames>,
+    actions: Option<ActionSet>,
     budget_bytes: u64,
     keep_all_peak_bytes: u64,
     predicted_peak_bytes: Option<u64>,
@@ -65,13 +65,6 @@ struct Verdict {
     reruns: u64,
     offloaded_bytes: u64,
     deviation: Option<String>,
-}
-
-/// Evictions that a plan was allowed.
-#[derive(Serialize)]
-struct ActionNames {
-    swap: bool,
-    recompute: bool,
 }
 
 /// Runs the part.
@@ -96,11 +89,7 @@ pub fn run(bed: &Bed<'_>, findings: &mut Findings) -> anyhow::Result<()> {
         }
         findings.push("verdicts", verdict)
     };
-    for (how, actions) in [
-        ("swap", ActionSet { swap: true, recompute: false }),
-        ("recompute", ActionSet { swap: false, recompute: true }),
-        ("both", ActionSet::ALL),
-    ] {
+    for (how, actions) in [("swap", ActionSet::SWAP), ("recompute", ActionSet::RECOMPUTE), ("both", ActionSet::ALL)] {
         judge(how, planned(bed, link, how, actions))?;
     }
     judge("under a budget", under_budget(bed, link))?;
@@ -161,7 +150,7 @@ fn planned(bed: &Bed<'_>, link: Link, how: &str, actions: ActionSet) -> anyhow::
     let last = measured.reports.last().context("iterations were run")?;
     Ok(Verdict {
         how: format!("{how}, planned by {name}"),
-        actions: Some(ActionNames { swap: actions.swap, recompute: actions.recompute }),
+        actions: Some(actions),
         budget_bytes: instance.budget_bytes,
         keep_all_peak_bytes: peak_bytes,
         predicted_peak_bytes: Some(planned.prediction.peak_bytes),

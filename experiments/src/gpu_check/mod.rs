@@ -42,7 +42,7 @@ pub use schedule::{Step, at_once, schedule};
 
 use crate::chosen::Chosen;
 use crate::loops::OpenDevice;
-use crate::results::write_json;
+use crate::outputs::write_json;
 
 /// What is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

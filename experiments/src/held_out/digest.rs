@@ -201,11 +201,13 @@ impl Digest<'_> {
             return Ok(());
         }
         writeln!(out, "**{}**\n\n{HEADER}\n{}", group.name(), rows.trim_end())?;
-        for (index, total) in totals.iter().enumerate() {
+        // A policy whose decode holds none of the budgets has no mean.
+        let totals = || totals.iter().enumerate().filter(|(_, total)| total.points > 0);
+        for (index, total) in totals() {
             writeln!(out, "{}", total.row(&named("all", index)))?;
         }
         writeln!(out)?;
-        for (index, total) in totals.iter().enumerate() {
+        for (index, total) in totals() {
             let whose = if several { format!("Policy {}. ", index + 1) } else { String::new() };
             writeln!(out, "{whose}{}\n", total.verdict())?;
         }

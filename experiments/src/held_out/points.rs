@@ -64,7 +64,7 @@ pub fn grid(traces: &[Arc<Trace>], links: &[Link], recompute_only: bool, learned
     let of_trace = |trace: &Arc<Trace>| {
         let lineage = Arc::new(Lineage::of(trace));
         let swapping = links.iter().map(|&link| (link, ActionSet::ALL)).filter(|_| !recompute_only).collect();
-        let recomputing = vec![(links[0], ActionSet { swap: false, recompute: true })];
+        let recomputing = vec![(links[0], ActionSet::RECOMPUTE)];
         let mut points = Vec::new();
         for settings in [swapping, recomputing].iter().filter(|settings| !settings.is_empty()) {
             let instance = |(link, actions): (Link, _), budget_bytes| Instance {

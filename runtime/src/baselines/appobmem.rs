@@ -56,9 +56,8 @@ fn absences(problem: &Problem<'_>) -> Vec<Absence> {
         let (start_ns, end_ns) = (idle_from_ns(lineage, window), lineage.start_ns(window.end as usize));
         let prefetch_ns = if window.used_again { link.prefetch_ns(bytes) } else { 0 };
         let (gone_ns, back_ns) = (start_ns + link.offload_ns(bytes), end_ns.saturating_sub(prefetch_ns));
-        let indices = window.start as usize..window.end as usize;
-        let from = indices.clone().find(|&index| lineage.start_ns(index) >= gone_ns)?;
-        let to = indices.rev().find(|&index| lineage.start_ns(index) < back_ns)? + 1;
+        let first_from = |ns| lineage.first_start_from(window.start as usize..window.end as usize, ns);
+        let (from, to) = (first_from(gone_ns), first_from(back_ns));
         let area = u128::from(bytes) * u128::from(end_ns - start_ns);
         (gone_ns <= back_ns && from < to).then_some(Absence { window: WindowId(id), bytes, from, to, area })
     };

@@ -79,8 +79,7 @@ impl Breeding<'_, '_> {
 
     fn mutate_one(&mut self, plan: &mut Plan, position: usize) {
         let window = self.windows[position];
-        let actions = [Action::Keep, Action::Swap, Action::Recompute];
-        let action = actions[self.random.below(actions.len())];
+        let action = Action::ALL[self.random.below(Action::ALL.len())];
         if self.problem.allows(window, action) {
             plan.set(window, action);
         }

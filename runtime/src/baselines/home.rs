@@ -14,7 +14,6 @@ const ROUNDS: usize = 40;
 const INERTIA: f32 = 0.7298;
 const PULL: f32 = 1.4962;
 /// Keep, swap and recompute have a third of a coordinate's range each.
-const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
 const RANGE: f32 = 3.0;
 
 /// Keep, swap or recompute for each idle storage, by particle swarm over a cost model of linear time (*HOME: A Holistic
@@ -57,7 +56,7 @@ struct Swarm<'a, 'b> {
 impl Swarm<'_, '_> {
     fn decode(&mut self, at: &[f32]) {
         for (&window, &coordinate) in self.windows.iter().zip(at) {
-            let action = ACTIONS[(coordinate as usize).min(ACTIONS.len() - 1)];
+            let action = Action::ALL[(coordinate as usize).min(Action::ALL.len() - 1)];
             let action = if self.problem.allows(window, action) { action } else { Action::Keep };
             self.plan.set(window, action);
         }
@@ -71,7 +70,7 @@ impl Swarm<'_, '_> {
 
     /// The first three particles keep, swap and recompute everything; the others begin anywhere.
     fn particle(&mut self, index: usize) -> Particle {
-        let uniform = ACTIONS.get(index).map(|_| index as f32 + 0.5);
+        let uniform = Action::ALL.get(index).map(|_| index as f32 + 0.5);
         let random = &mut self.random;
         let at: Vec<f32> = self.windows.iter().map(|_| uniform.unwrap_or_else(|| random.unit() * RANGE)).collect();
         let velocity = self.windows.iter().map(|_| random.unit() - 0.5).collect();

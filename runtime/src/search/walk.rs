@@ -50,7 +50,6 @@ const GRAFTS: f32 = 0.3;
 /// The share of the windows, in percent, that one graft looks at.
 const GRAFT_PERCENT: usize = 8;
 
-const ACTIONS: [Action; 3] = [Action::Keep, Action::Swap, Action::Recompute];
 const NONE: u32 = u32::MAX;
 
 pub(super) struct Walk<'a> {
@@ -557,7 +556,7 @@ impl<'a> Walk<'a> {
     /// A legal action that is `wanted`.
     fn draw_action(&mut self, id: WindowId, wanted: impl Fn(Action) -> bool) -> Option<Action> {
         let problem = &self.problem;
-        let legal = || ACTIONS.into_iter().filter(|&action| wanted(action) && problem.allows(id, action));
+        let legal = || Action::ALL.into_iter().filter(|&action| wanted(action) && problem.allows(id, action));
         let count = legal().count();
         (count > 0).then(|| self.random.below(count)).and_then(|drawn| legal().nth(drawn))
     }

@@ -180,7 +180,7 @@ impl Timeline<'_> {
                 }
                 (Some(_), _) => {
                     // The channel is busy: what is swapped beside would not be gone earlier.
-                    let of_use = ActionSet { swap: false, recompute: true };
+                    let of_use = ActionSet::RECOMPUTE;
                     self.press_softly(deficit_bytes, of_use, |timeline| timeline.wait_for_offloads(deficit_bytes))?;
                     self.finish_next_offload();
                 }

@@ -120,15 +120,16 @@ void Call::begin() {
 }
 
 void Call::finish(const c10::IValue* results) {
-  if (C10_UNLIKELY(refusals.load(std::memory_order_relaxed) != refusals_)) {
-    try {
-      throw_refusal_after(refusals_);
-    } catch (...) {
-      fail();
-      throw;
-    }
-  }
+  or_fail([&] {
+    if (C10_UNLIKELY(refusals.load(std::memory_order_relaxed) != refusals_)) throw_refusal_after(refusals_);
+    if (!beside_) complete(results);
+  });
   if (C10_UNLIKELY(beside_ != nullptr)) return end_for_bystander();
+  event_.recipe = reinterpret_cast<PlimsollRecipe*>(recipe_.release());
+  callbacks.after(&event_);
+}
+
+void Call::complete(const c10::IValue* results) {
   if (answer_ & PLIMSOLL_TIMES) {
     accelerator_operator_ends();
     event_.end_ns = now_ns();
@@ -139,8 +140,6 @@ void Call::finish(const c10::IValue* results) {
   event_.created = created_.data();
   event_.created_count = created_.size();
   event_.not_replayable = not_replayable_;
-  event_.recipe = reinterpret_cast<PlimsollRecipe*>(recipe_.release());
-  callbacks.after(&event_);
 }
 
 void Call::fail() {

@@ -65,12 +65,7 @@ class Call {
   void run(Complete complete, Invoke invoke) {
     start(complete);
     const c10::IValue* results;
-    try {
-      results = invoke();
-    } catch (...) {
-      fail();
-      throw;
-    }
+    or_fail([&] { results = invoke(); });
     finish(results);
   }
 
@@ -78,12 +73,14 @@ class Call {
   template <class Complete>
   void start(Complete complete) {
     answer_ = ask();
-    if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->is_heard)) draws_ = draws();
-    if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
-      complete();
-      recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
-    }
-    begin();
+    or_fail([&] {
+      if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->is_heard)) draws_ = draws();
+      if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
+        complete();
+        recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
+      }
+      begin();
+    });
   }
   // Tells Rust what has run; throws where it did with less memory than it asked for. The arguments may be gone.
   void finish(const c10::IValue* results);
@@ -91,12 +88,23 @@ class Call {
   void fail();
 
  private:
+  // Rust has been told what is about to run: it is told, too, where that cannot be.
+  template <class Do>
+  void or_fail(Do work) {
+    try {
+      work();
+    } catch (...) {
+      fail();
+      throw;
+    }
+  }
   // What Rust wants of it: the sum of PlimsollWish.
   int32_t ask();
   void ask_for_bystander();
   // Whether there was anybody to tell.
   bool tell_of_bystander();
   void begin();
+  void complete(const c10::IValue* results);
   void end_for_bystander();
   // What Rust is told of it before it runs.
   void describe();

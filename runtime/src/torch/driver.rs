@@ -239,6 +239,11 @@ impl Driver {
     /// Tells everyone which storages have died.
     fn absorb_deaths(&mut self) -> Result<(), Fault> {
         self.residency.absorb_freed()?;
+        self.tell_deaths();
+        Ok(())
+    }
+
+    fn tell_deaths(&mut self) {
         let Driver { residency, programs, recording, orphans, .. } = self;
         for entry in residency.drain_died() {
             programs.iter_mut().for_each(|program| program.freed(entry));
@@ -249,7 +254,6 @@ impl Driver {
                 recording.freed(entry);
             }
         }
-        Ok(())
     }
 
     /// Storages that the program has let go of, though a dropped one keeps them alive: dead to recording and programs.
@@ -490,6 +494,10 @@ impl Driver {
             Some(leader) if !operator.is_timed() => self.programs[leader].cost_ns(),
             _ => (operator.end_ns - operator.start_ns).saturating_sub(self.lost_ns),
         };
+        if operator.created().iter().any(|created| self.residency.has_told_nobody(created.entry)) {
+            // It has the number of one that died while room was made for it.
+            self.tell_deaths();
+        }
         let maker = self.residency.record(operator, written, cost_ns)?;
         if self.residency.events.is_on() {
             self.residency.events.operator(operator.name, operator.end_ns - operator.start_ns, shim::live_bytes());
@@ -628,21 +636,19 @@ impl Driver {
     }
 
     /// Lets go of the rung that was not seen for longest, where there are more than `most`, and of its program with the last one.
-    /// The largest of several stays: it is what keeps those that come from being larger than any. Returns its name. Programs may
-    /// have other places then.
-    pub(crate) fn make_way(&mut self, most: usize) -> Option<u64> {
+    /// The largest of several stays: it is what keeps those that come from being larger than any. Programs may have other
+    /// places then.
+    pub(crate) fn make_way(&mut self, most: usize) {
         if self.rungs().count() <= most {
-            return None;
+            return;
         }
         let is_needed =
             |(program, rung): (usize, usize)| rung > 0 && rung + 1 == self.programs[program].ladder.rungs().len();
         let oldest = self.rungs().filter(|&(place, _)| !is_needed(place)).min_by_key(|(_, rung)| rung.last_seen);
-        let (program, rung) = oldest?.0;
-        let (left, is_empty) = self.programs[program].ladder.remove(rung);
-        if is_empty {
+        let Some(((program, rung), _)) = oldest else { return };
+        if self.programs[program].ladder.remove(rung) {
             self.legacies.forget(self.programs.swap_remove(program).serial);
         }
-        Some(left)
     }
 
     /// Lets go of every program.

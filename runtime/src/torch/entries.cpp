@@ -170,10 +170,16 @@ PlimsollEntry Entries::beside(Storage storage) {
 }
 
 Storage Entries::lock(PlimsollEntry entry) {
-  Guard guard(mutex_);
-  auto* storage = c10::raw::weak_intrusive_ptr::lock(at(entry).storage.load(std::memory_order_relaxed));
+  auto known = [&] {
+    Guard guard(mutex_);
+    auto* storage = at(entry).storage.load(std::memory_order_relaxed);
+    c10::raw::weak_intrusive_ptr::incref(storage);
+    return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage);
+  }();
+  // Python may be waited for, with whose help a storage is kept that only it has.
+  Storage storage = known.lock();
   TORCH_CHECK(storage, "the storage with number ", entry, " has died");
-  return Storage::reclaim(storage);
+  return storage;
 }
 
 void Entries::hold(PlimsollEntry entry) {
@@ -189,10 +195,16 @@ void Entries::unhold(PlimsollEntry entry) {
 }
 
 bool Entries::is_orphan(PlimsollEntry entry) {
-  Guard guard(mutex_);
-  const Entry& kept = at(entry);
-  const auto& extension = kept.extension;
-  return !kept.is_listed && extension && extension->held && extension->held.use_count() == 1;
+  Storage storage;
+  {
+    Guard guard(mutex_);
+    const Entry& kept = at(entry);
+    if (kept.is_listed || !kept.extension || !kept.extension->held) return false;
+    storage = kept.extension->held;
+  }
+  // Held by the table, and here. What Python knows holds it, too, and is held in turn while others do.
+  auto* python = storage->pyobj_slot();
+  return storage.use_count() == (python->load_pyobj() ? 3 : 2) && (!python->load_pyobj() || python->has_unique_reference());
 }
 
 void* Entries::park(PlimsollEntry entry) {

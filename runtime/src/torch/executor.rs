@@ -14,6 +14,7 @@ use super::recording::{RecordedIteration, retime};
 use super::report::IterationReport;
 use super::residency::Residency;
 use super::session::{Session, SessionError};
+use super::shelf::Shelf;
 use crate::baselines::Dtr;
 use crate::hardware::Link;
 use crate::plan::{ActionSet, Plan};
@@ -53,7 +54,7 @@ impl Executor {
         // Nothing raises pressure where there is no budget.
         let reactive = Reactive::new(Box::new(Dtr), ActionSet::ALL, Link::symmetric(1e9, 0));
         let mut driver = Driver::new(Residency::new(engine, reactive));
-        driver.programs.push(Program::new(Rung::new(known, scheduled, 0, 0)));
+        driver.programs.push(Program::new(Rung::new(known, scheduled, Shelf::default(), (0, 0))));
         Executor { session, shared: Arc::new(Shared::new(driver)), watch_next: None, timed: Vec::new() }
     }
 

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::program::{Known, Scheduled};
+use super::shelf::Shelf;
 use super::shim::RESIZED;
 use super::told::Told;
 use crate::timeline::Prediction;
@@ -55,6 +56,8 @@ pub(crate) struct Sizes {
 pub(crate) struct Rung {
     pub(crate) known: Known,
     pub(crate) scheduled: Scheduled,
+    /// How its plan did.
+    pub(super) shelf: Shelf,
     /// Its name: no two of a driver have the same.
     pub(crate) serial: u64,
     /// The iteration that it last was.
@@ -66,9 +69,10 @@ pub(crate) struct Rung {
 }
 
 impl Rung {
-    pub(crate) fn new(known: Known, scheduled: Scheduled, serial: u64, last_seen: u64) -> Self {
+    /// One of that name, seen now.
+    pub(crate) fn new(known: Known, scheduled: Scheduled, shelf: Shelf, (serial, last_seen): (u64, u64)) -> Self {
         let bytes = known.trace.storages.iter().map(|storage| storage.bytes).sum();
-        Rung { known, scheduled, serial, last_seen, is_hull: false, bytes }
+        Rung { known, scheduled, shelf, serial, last_seen, is_hull: false, bytes }
     }
 
     /// Whether `is` holds for all of `sizes` and those that it was made for.
@@ -297,14 +301,12 @@ impl Ladder {
 
     /// Puts a rung where it belongs, and goes there. One that was the largest of several iterations' sizes makes way for one that
     /// is larger yet: it is no iteration's own.
-    pub(crate) fn insert(&mut self, mut rung: Rung, is_hull: bool) -> Option<u64> {
+    pub(crate) fn insert(&mut self, mut rung: Rung, is_hull: bool) {
         rung.is_hull = is_hull;
-        let is_outgrown = is_hull && self.rungs.last().is_some_and(|last| last.is_hull);
-        let outgrown = if is_outgrown { self.rungs.pop() } else { None };
+        self.rungs.pop_if(|last| is_hull && last.is_hull);
         self.at = self.rungs.partition_point(|other| other.bytes <= rung.bytes);
         self.rungs.insert(self.at, rung);
         self.look_who_tells();
-        outgrown.map(|rung| rung.serial)
     }
 
     /// There are other rungs than before.
@@ -312,12 +314,12 @@ impl Ladder {
         self.told = Told::by(self.rungs.iter().map(|rung| &*rung.known.trace));
     }
 
-    /// Takes a rung away: its name, and whether it was the last.
-    pub(crate) fn remove(&mut self, rung: usize) -> (u64, bool) {
-        let removed = self.rungs.remove(rung);
+    /// Takes a rung away. Whether it was the last.
+    pub(crate) fn remove(&mut self, rung: usize) -> bool {
+        self.rungs.remove(rung);
         self.look_who_tells();
         self.at = self.at.min(self.rungs.len().saturating_sub(1));
-        (removed.serial, self.rungs.is_empty())
+        self.rungs.is_empty()
     }
 }
 
@@ -419,7 +421,7 @@ pub(super) mod tests {
         let known = Known::of(trace(bytes));
         let plan = Plan::keep_all(known.lineage.windows().len());
         let scheduled = Scheduled::new(&known, plan, Schedule::default(), None);
-        Rung::new(known, scheduled, serial, 0)
+        Rung::new(known, scheduled, Shelf::default(), (serial, 0))
     }
 
     /// An iteration at these sizes: the rung that it ends on, and how it fits.
@@ -457,13 +459,15 @@ pub(super) mod tests {
         let costs: Vec<_> = trace.operators.iter().map(|operator| operator.cost_ns).collect();
         assert_eq!(costs, [1_250, 1_250], "as much more as what has grown");
         assert_eq!(trace.operators[1].workspace_bytes, 16);
-        assert_eq!(ladder.insert(rung(2, [50, 400]), true), None);
+        ladder.insert(rung(2, [50, 400]), true);
+        let names = |ladder: &Ladder| ladder.rungs().iter().map(|rung| rung.serial).collect::<Vec<_>>();
+        assert_eq!(names(&ladder), [1, 2]);
         assert_eq!(run(&mut ladder, [45, 350]), (2, Fit::Within));
         assert_eq!(run(&mut ladder, [40, 400]), (1, Fit::Exact));
         assert_eq!(run(&mut ladder, [55, 300]), (2, Fit::Beyond));
         assert!(ladder.propose(Served::RanShort, false).is_some_and(|proposal| proposal.is_hull));
-        assert_eq!(ladder.insert(rung(3, [55, 400]), true), Some(2));
-        assert_eq!(ladder.rungs().len(), 2);
+        ladder.insert(rung(3, [55, 400]), true);
+        assert_eq!(names(&ladder), [1, 3]);
     }
 
     #[test]
@@ -504,7 +508,7 @@ pub(super) mod tests {
         assert_eq!(ladder.begins_at(), 1);
         ladder.begin(57);
         assert_eq!(ladder.begins_at(), 0, "the first operator of one takes 58 bytes");
-        assert_eq!([ladder.remove(1), ladder.remove(1)].map(|(_, is_last)| is_last), [false; 2]);
+        assert_eq!([ladder.remove(1), ladder.remove(1)], [false; 2]);
         assert_eq!(ladder.told.early, None);
     }
 

@@ -7,14 +7,12 @@
 mod away;
 mod decider;
 mod planning;
-mod shelf;
 mod turns;
 
 use std::collections::{HashMap, VecDeque};
 
 pub(super) use self::decider::Decider;
 use self::planning::{PLANNING_SHARE, carried_over};
-use self::shelf::{Measured, Reason, Shelf, Times};
 pub(super) use self::turns::Next;
 use super::absence::{Absence, PartName};
 use super::backoff::Backoff;
@@ -26,6 +24,7 @@ use super::program::{Known, Program};
 use super::recording::{RecordedIteration, retime, trace_of_alike};
 use super::report::{Course, IterationReport, Report};
 use super::runtime::Budget;
+use super::shelf::{Measured, Reason, Shelf, Times};
 use super::succession::{Foreseen, Succession};
 use crate::hardware::{Refusal, SlowTiers};
 use crate::lineage::Lineage;
@@ -67,7 +66,9 @@ impl Part {
 
 /// What is known from one iteration to the next: the programs with their plans, and what the loop has done so far.
 pub(super) struct Library {
-    pub(super) budget: Budget,
+    budget: Budget,
+    /// That of the next iteration, where it is to be another.
+    asked: Option<Budget>,
     pub(super) report: Report,
     decider: Decider,
     tiers: SlowTiers,
@@ -76,8 +77,6 @@ pub(super) struct Library {
     actions: ActionSet,
     planner: Planner<'static>,
     plans_max: usize,
-    /// By the names of rungs.
-    shelves: HashMap<u64, Shelf>,
     /// Names given to programs and rungs.
     names: u64,
     recorded: VecDeque<RecordedIteration>,
@@ -122,6 +121,7 @@ impl Library {
     ) -> Self {
         Library {
             budget,
+            asked: None,
             report: Report::default(),
             decider,
             tiers,
@@ -129,7 +129,6 @@ impl Library {
             actions,
             planner,
             plans_max,
-            shelves: HashMap::new(),
             names: 0,
             recorded: VecDeque::new(),
             predecessor_recorded: false,
@@ -160,7 +159,7 @@ impl Library {
     /// The programs, at those sizes at which they ran and were timed.
     pub(super) fn traces<'a>(&'a self, driver: &'a Driver) -> impl Iterator<Item = &'a Trace> {
         let rungs = driver.rungs().map(|(_, rung)| rung).filter(|rung| !rung.is_hull);
-        rungs.filter(|rung| self.shelves[&rung.serial].times.are_good()).map(|rung| &*rung.known.trace)
+        rungs.filter(|rung| rung.shelf.times.are_good()).map(|rung| &*rung.known.trace)
     }
 
     /// The program that the next iteration is expected to be, and what is to be done with it: what followed such as came last, else
@@ -177,7 +176,7 @@ impl Library {
                 driver.rungs().max_by_key(|at| (is_next(at), rung == Foreseen::Program(at.1.serial), at.1.last_seen))
             }
         };
-        let shelf = leader.map(|(_, rung)| &self.shelves[&rung.serial]);
+        let shelf = leader.map(|(_, rung)| &rung.shelf);
         let of_unknown = if self.backoff.records() { Record::Whole } else { Record::Nothing };
         let record = match shelf.map(|shelf| (&shelf.times, shelf.followed)) {
             _ if self.awaits_unknown => of_unknown,
@@ -185,7 +184,7 @@ impl Library {
             // The first planned one makes room on the host for what it copies.
             Some((Times::Wanted(_), 1..)) => Record::Whole,
             // It may be another program after all.
-            Some(_) if (1..CALM).contains(&self.calm) && !self.wants_times() => of_unknown.without_times(),
+            Some(_) if (1..CALM).contains(&self.calm) && !self.wants_times(driver) => of_unknown.without_times(),
             _ if self.calm < CALM => of_unknown,
             _ => Record::Nothing,
         };
@@ -203,8 +202,8 @@ impl Library {
     }
 
     /// Whether it is not known of something what its operators take.
-    fn wants_times(&self) -> bool {
-        self.lacks_times || self.shelves.values().any(|shelf| matches!(shelf.times, Times::Wanted(_)))
+    fn wants_times(&self, driver: &Driver) -> bool {
+        self.lacks_times || driver.rungs().any(|(_, rung)| matches!(rung.shelf.times, Times::Wanted(_)))
     }
 
     /// Learns from an iteration, or its last part.
@@ -262,8 +261,7 @@ impl Library {
                 let rung = driver.programs[index].ladder.rung_mut();
                 rung.last_seen = self.clock;
                 let mut recorded = recorded;
-                let shelf = self.shelves.get_mut(&rung.serial).expect("every rung has a shelf");
-                let measured = shelf.learn((iteration.followed, fit), &mut recorded, on_device_ns);
+                let measured = rung.shelf.learn((iteration.followed, fit), &mut recorded, on_device_ns);
                 if measured.is_some() {
                     self.tiers = retimed(self.tiers, &copies);
                 }
@@ -323,7 +321,6 @@ impl Library {
     /// Iterations are divided otherwise: what they were will not come again.
     fn forget_programs(&mut self, driver: &mut Driver) {
         driver.forget_programs();
-        self.shelves.clear();
         self.recorded.clear();
         (self.predecessor_recorded, self.lacks_times) = (false, false);
         (self.programs, self.rungs) = Default::default();
@@ -375,7 +372,7 @@ impl Library {
         let mut program = Program::new(rung);
         program.bind(recorded.bindings());
         driver.programs.push(program);
-        self.make_way(driver);
+        driver.make_way(self.plans_max);
         let place = driver.programs.iter().position(|program| program.serial == serial);
         if let Some(program) = place.filter(|_| same.is_none()) {
             driver.programs[program].ladder.recall(other.sizes());
@@ -422,18 +419,9 @@ impl Library {
         let before = carried_over(&nearest.scheduled.plan, &nearest.known.lineage, &known.lineage);
         let rung = self.plan_for(known, Some(&before), times);
         let serial = rung.serial;
-        if let Some(outgrown) = driver.programs[index].ladder.insert(rung, is_hull) {
-            self.shelves.remove(&outgrown);
-        }
-        self.make_way(driver);
+        driver.programs[index].ladder.insert(rung, is_hull);
+        driver.make_way(self.plans_max);
         serial
-    }
-
-    /// Lets go of a plan where there are too many.
-    fn make_way(&mut self, driver: &mut Driver) {
-        if let Some(left) = driver.make_way(self.plans_max) {
-            self.shelves.remove(&left);
-        }
     }
 
     /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted, or `ran_short` of
@@ -447,31 +435,31 @@ impl Library {
     ) {
         let start_bytes = driver.start_bytes();
         let ladder = &mut driver.programs[index].ladder;
-        let mut shelf = self.take_shelf(ladder.rung());
         let retimed = measured.map(|measured| ladder.retimed(|trace| measured.retime(trace)));
         let rung = ladder.rung_mut();
         if let Some(trace) = retimed {
             driver.residency.reactive.link = self.tiers.host;
             self.absence.reconsider();
             rung.known = rung.known.with(trace);
-            shelf = Shelf { margin_bytes: shelf.margin_bytes, is_first: shelf.is_first, ..Shelf::default() };
-            self.replan(rung, &mut shelf);
+            let Shelf { margin_bytes, is_first, .. } = rung.shelf;
+            rung.shelf = Shelf { margin_bytes, is_first, ..Shelf::default() };
+            self.replan(rung);
             self.report.replans += 1;
-        } else if shelf.is_hasty
-            && (shelf.times.are_settled() || matches!(shelf.times, Times::Wanted(Reason::Guessed)))
+        } else if rung.shelf.is_hasty
+            && (rung.shelf.times.are_settled() || matches!(rung.shelf.times, Times::Wanted(Reason::Guessed)))
             && self.report.has_time_to_plan(PLANNING_SHARE)
         {
-            self.replan(rung, &mut shelf);
-        } else if ran_short && !shelf.is_tight {
-            shelf.pressed += 1;
-            if shelf.pressed == PRESSED_MAX {
-                shelf.pressed = 0;
+            self.replan(rung);
+        } else if ran_short && !rung.shelf.is_tight {
+            rung.shelf.pressed += 1;
+            if rung.shelf.pressed == PRESSED_MAX {
+                rung.shelf.pressed = 0;
                 // Something that was not recorded takes bytes. What was there before the iteration is known; else leave it some.
                 let surplus_bytes = start_bytes.saturating_sub(rung.known.trace.start_bytes());
-                shelf.is_tight = match surplus_bytes {
-                    0 => !self.leave_free(rung, self.budget.0 / 64, &mut shelf),
+                rung.shelf.is_tight = match surplus_bytes {
+                    0 => !self.leave_free(rung, self.budget.0 / 64),
                     _ => {
-                        self.replan_from(rung, start_bytes, &mut shelf);
+                        self.replan_from(rung, start_bytes);
                         rung.scheduled.exceeds_budget()
                     }
                 };
@@ -482,16 +470,15 @@ impl Library {
             && self.report.has_time_to_plan(PLANNING_SHARE)
         {
             // Less is there before the iteration than when no plan did fit.
-            shelf.is_tight = false;
-            self.replan_from(rung, start_bytes, &mut shelf);
+            rung.shelf.is_tight = false;
+            self.replan_from(rung, start_bytes);
         } else if iteration.followed {
-            shelf.pressed = 0;
+            rung.shelf.pressed = 0;
             if let Some(predicted) = iteration.predicted {
                 let before = if self.runs_behind { self.rungs.last() } else { None };
-                shelf.note(iteration.makespan_ns as f64 / predicted.makespan_ns.max(1) as f64, before);
+                rung.shelf.note(iteration.makespan_ns as f64 / predicted.makespan_ns.max(1) as f64, before);
             }
         }
-        self.shelves.insert(rung.serial, shelf);
     }
 
     /// Counts on less of a tier that has refused something in two iterations, not long after each other: once may be by chance. Whether
@@ -516,10 +503,5 @@ impl Library {
             }
         }
         counts_on_less
-    }
-
-    /// What is remembered of a rung, for as long as that is worked on.
-    fn take_shelf(&mut self, rung: &Rung) -> Shelf {
-        self.shelves.remove(&rung.serial).expect("every rung has a shelf")
     }
 }

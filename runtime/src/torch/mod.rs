@@ -26,6 +26,7 @@ mod residency;
 pub mod runtime;
 pub mod session;
 pub mod settings;
+mod shelf;
 mod shim;
 mod span;
 mod succession;

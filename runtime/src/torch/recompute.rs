@@ -355,23 +355,12 @@ impl Residency {
         self.report.reruns += 1;
         self.report.rerun_ns += elapsed_ns;
         self.events.reran(started, elapsed_ns);
+        let mut placed = Ok(());
         for (&version, &result) in outputs.iter().zip(&results) {
-            // Written in place: the version that it was is no more.
-            if let Some(&consumed) = read.iter().find(|&&input| self.ancestry.version(input).beside == Some(result)) {
-                self.take_beside(consumed);
-            }
-            if self.ancestry.version(version).beside.is_some_and(|twin| twin != result) {
-                // Another output of this operator was wanted, and this one had been made before.
-                self.release(version)?;
-            }
-            let seen = self.ancestry.version_mut(version);
-            if seen.is_dropped {
-                self.restore(version, result)?;
-            } else {
-                seen.beside = Some(result);
-                self.beside.push(version);
-            }
+            // Where one finds no place the others do.
+            placed = placed.and(self.place(version, result, &read));
         }
+        placed?;
         self.take_custody()?;
         if job.is_tidy {
             for &version in outputs.iter().chain(&read) {
@@ -381,11 +370,31 @@ impl Residency {
         Ok(())
     }
 
+    /// Puts what a rerun made, of what it `read`, into the storage that is dropped at it, or else beside the program.
+    fn place(&mut self, version: VersionId, result: Entry, read: &[VersionId]) -> Result<(), Fault> {
+        // Written in place: the version that it was is no more.
+        if let Some(&consumed) = read.iter().find(|&&input| self.ancestry.version(input).beside == Some(result)) {
+            self.take_beside(consumed);
+        }
+        if self.ancestry.version(version).beside.is_some_and(|twin| twin != result) {
+            // Another output of this operator was wanted, and this one had been made before.
+            self.release(version)?;
+        }
+        let seen = self.ancestry.version_mut(version);
+        if seen.is_dropped {
+            return self.restore(version, result);
+        }
+        seen.beside = Some(result);
+        self.beside.push(version);
+        Ok(())
+    }
+
     /// Puts the bytes of `made` into the storage that was dropped when it held `version`; nowhere, if that has died meanwhile.
     fn restore(&mut self, version: VersionId, made: Entry) -> Result<(), Fault> {
         let entry = self.ancestry.version(version).entry;
         if let Err(error) = shim::adopt(made, entry) {
-            return if self.has_died(entry)? { Ok(shim::discard(made)?) } else { Err(error.into()) };
+            shim::discard(made)?;
+            return if self.has_died(entry)? { Ok(()) } else { Err(error.into()) };
         }
         self.live_mut(entry)?.place = Place::Resident;
         self.dropped.remove(&version);

@@ -174,8 +174,8 @@ pub(crate) struct Residency {
     pub(super) started: Instant,
     /// How many storages there have been.
     storages: u64,
-    /// How many iterations, or parts of them, have begun.
-    begun: u32,
+    /// The number of the iteration under way, or of the part of one; another one once what it knew is forgotten.
+    part: u32,
     freed: Vec<Entry>,
     died: Vec<Entry>,
     /// When an operator ended, the last one or one not long before it.
@@ -211,7 +211,7 @@ impl Residency {
             events: Events::default(),
             started: Instant::now(),
             storages: 0,
-            begun: 0,
+            part: 0,
             freed: Vec::new(),
             died: Vec::new(),
             clock_ns: 0,
@@ -310,7 +310,7 @@ impl Residency {
 
     /// An iteration begins, or a part of one.
     pub(crate) fn begin(&mut self) {
-        self.begun = self.begun.wrapping_add(1);
+        self.part = self.part.wrapping_add(1);
         self.report = IterationReport::default();
         (self.reactive.started_ns, self.reactive.next_look) = (self.now_ns(), 0);
         self.lock_lent();
@@ -318,7 +318,12 @@ impl Residency {
 
     /// Whether an operator of the iteration under way, or of the part of one, has made a storage.
     pub(crate) fn is_made_here(&self, entry: Entry) -> bool {
-        self.get(entry).is_some_and(|live| live.made_in == Some(self.begun))
+        self.get(entry).is_some_and(|live| live.made_in == Some(self.part))
+    }
+
+    /// Tells apart what arrived in this iteration, or part of one, and what did in others.
+    pub(crate) fn part(&self) -> u32 {
+        self.part
     }
 
     /// An operator has ended. Looks at the clock: always, or `rarely`.
@@ -386,6 +391,11 @@ impl Residency {
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Whether a storage of that number has died since the last call of [`Residency::drain_died`].
+    pub(crate) fn has_told_nobody(&self, entry: Entry) -> bool {
+        self.died.contains(&entry)
     }
 
     /// The storages that have died since the last call, in order.
@@ -725,7 +735,7 @@ impl Residency {
         let filled_at = if operator.is_replayable() { self.operators + FILLED_WITHIN } else { u64::MAX };
         let filled_at = operator.accesses().is_empty().then_some(filled_at);
         for created in operator.created() {
-            let made_in = Some(self.begun);
+            let made_in = Some(self.part);
             let live = self.known(created.entry, created.bytes, created.locked());
             (live.filled_at, live.made_in) = (filled_at, made_in);
         }
@@ -771,6 +781,7 @@ impl Residency {
     pub(crate) fn forget_makers(&mut self) {
         self.live.iter_mut().flatten().for_each(|live| live.version = None);
         self.ancestry.clear();
+        self.part = self.part.wrapping_add(1);
         self.prune_at = MAKERS_MIN;
         self.swaps = Swaps { have_failed: self.swaps.have_failed, ..Swaps::default() };
     }

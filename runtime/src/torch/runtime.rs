@@ -304,13 +304,13 @@ impl Runtime {
 
     /// The line.
     pub fn budget(&self) -> Budget {
-        lock(&self.library).budget
+        lock(&self.library).budget()
     }
 
-    /// Draws the line elsewhere, from the next iteration on. Plans are made anew; where operators on lists are run in other pieces then,
-    /// once the program has been seen again.
+    /// Draws the line elsewhere, from the next iteration on. Plans are made anew when that begins; where operators on lists are run in
+    /// other pieces then, once the program has been seen again.
     pub fn set_budget(&self, budget: Budget) {
-        lock(&self.library).set_budget(&mut self.shared.lock(), budget);
+        lock(&self.library).set_budget(budget);
     }
 
     /// What the loop has done so far.
@@ -318,7 +318,7 @@ impl Runtime {
         let library = lock(&self.library);
         let mut report = library.report.clone();
         let driver = self.shared.lock();
-        report.budget_bytes = library.budget.0;
+        report.budget_bytes = library.budget().0;
         report.slow_tier_high_water_bytes = driver.residency.engine.high_water_bytes();
         report.least_feasible_budget_bytes =
             report.least_feasible_budget_bytes.max(driver.residency.reactive.least_bytes);

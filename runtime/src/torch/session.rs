@@ -125,7 +125,8 @@ type ActiveObserver = Option<Arc<dyn Observer>>;
 thread_local! {
     /// The same observer on the thread that listens, where nearly all operators run: it needs no lock to be found.
     static HERE: RefCell<ActiveObserver> = const { RefCell::new(None) };
-    /// Who was told of the operator that this thread runs as a bystander: an iteration may end, and another one begin, meanwhile.
+    /// Who was told of the operator that this thread runs for another, or as a bystander: an iteration may end, and another one begin,
+    /// meanwhile.
     static BESIDE: RefCell<ActiveObserver> = const { RefCell::new(None) };
     /// [`ACTIVE`], while this thread forks the process.
     static ACTIVE_IN_FORK: RefCell<Option<MutexGuard<'static, ActiveObserver>>> = const { RefCell::new(None) };
@@ -348,7 +349,7 @@ fn caught<R>(call: impl FnOnce() -> R) -> R {
     })
 }
 
-/// Calls the active observer, if any.
+/// Calls the active observer, if any, in the middle of an operator.
 fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
     caught(|| {
         HERE.with(|here| match &*here.borrow() {
@@ -358,6 +359,16 @@ fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
                 let active = lock(&ACTIVE).clone();
                 active.map(|observer| call(&*observer))
             }
+        })
+    })
+}
+
+/// Calls who was told of the operator that this thread runs, and has run now.
+fn with_who_was_told(call: impl FnOnce(&dyn Observer)) {
+    caught(|| {
+        HERE.with(|here| match &*here.borrow() {
+            Some(observer) => call(&**observer),
+            None => BESIDE.take().map_or((), |observer| call(&*observer)),
         })
     })
 }
@@ -382,19 +393,29 @@ extern "C" fn on_before(operator: *const RawOperator) -> i32 {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
     let sum = |Wish { recipe, watch, times }| i32::from(recipe) + 2 * i32::from(watch) + 4 * i32::from(times);
-    answer(with_observer(|observer| observer.before(operator).map(sum)))
+    answer(caught(|| {
+        HERE.with(|here| match &*here.borrow() {
+            Some(observer) => Some(observer.before(operator).map(sum)),
+            None => {
+                let active = lock(&ACTIVE).clone()?;
+                let answer = active.before(operator).map(sum);
+                BESIDE.set(answer.is_ok().then_some(active));
+                Some(answer)
+            }
+        })
+    }))
 }
 
 extern "C" fn on_after(operator: *const RawOperator) {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
-    with_observer(|observer| observer.after(operator));
+    with_who_was_told(|observer| observer.after(operator));
 }
 
 extern "C" fn on_failed(operator: *const RawOperator) {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
-    with_observer(|observer| observer.failed(operator));
+    with_who_was_told(|observer| observer.failed(operator));
 }
 
 extern "C" fn on_pressure(bytes: u64) -> i32 {

@@ -6,8 +6,7 @@ use super::draw::Draw;
 use super::random_edges::random_edges;
 use super::random_trace::random_trace;
 
-const SETS: [ActionSet; 3] =
-    [ActionSet { swap: false, recompute: true }, ActionSet { swap: true, recompute: false }, ActionSet::ALL];
+const SETS: [ActionSet; 3] = [ActionSet::RECOMPUTE, ActionSet::SWAP, ActionSet::ALL];
 
 /// Calls `check` with `count` problems on random traces of up to `operators_max` operators that keep-all does not fit.
 pub fn for_random_problems(count: u64, operators_max: u64, mut check: impl FnMut(u64, &Problem<'_>)) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::{Driver, Ended, Wanted};
-use crate::locks::lock;
+use crate::locks::{lock, try_lock};
 use crate::torch::program::Follows;
 use crate::torch::recompute::{Job, Rebuild};
 use crate::torch::residency::{Ending, Fault, Written};
@@ -22,9 +22,21 @@ fn piece_bytes(budget_bytes: u64) -> u64 {
     (budget_bytes / PIECES).checked_ilog2().map_or(0, |exponent| 1 << exponent)
 }
 
+/// The operator that a thread runs.
+struct UnderWay {
+    /// The iteration, or the part of one, that it arrived in.
+    part: u32,
+    /// What it is writing over.
+    written: Vec<Written>,
+}
+
 thread_local! {
-    /// What the operator that this thread runs is writing over.
-    static WRITTEN: RefCell<Vec<Written>> = const { RefCell::new(Vec::new()) };
+    static UNDER_WAY: RefCell<UnderWay> = const { RefCell::new(UnderWay { part: 0, written: Vec::new() }) };
+}
+
+/// Locks while Python's threads go on: who holds the lock may have to wait for Python.
+fn lock_without_python<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    try_lock(mutex).unwrap_or_else(|| shim::without_python(|| lock(mutex)))
 }
 
 /// The driver as operators reach it: from any thread, never locked while a kernel runs.
@@ -41,21 +53,21 @@ impl Shared {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Driver> {
-        lock(&self.driver)
+        lock_without_python(&self.driver)
     }
 
     /// Takes the turn, with the driver locked before and after.
     fn take_turn<'a>(&'a self, driver: MutexGuard<'a, Driver>) -> (MutexGuard<'a, ()>, MutexGuard<'a, Driver>) {
-        if let Ok(turn) = self.turn.try_lock() {
+        if let Some(turn) = try_lock(&self.turn) {
             return (turn, driver);
         }
         drop(driver);
-        (shim::without_python(|| lock(&self.turn)), self.lock())
+        (lock_without_python(&self.turn), self.lock())
     }
 
     /// Starts an iteration within `line_bytes`.
     pub(crate) fn begin(&self, leader: Option<usize>, wanted: Wanted, line_bytes: u64) -> Result<(), SessionError> {
-        let _turn = lock(&self.turn);
+        let _turn = lock_without_python(&self.turn);
         // What an earlier iteration could not restore comes first.
         let restored = self.restore_all(self.lock());
         let mut driver = restored?;
@@ -200,7 +212,7 @@ impl Shared {
     /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that; else what it has
     /// to, if all of a loop is listened to. Whether the part ends.
     pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
-        let _turn = lock(&self.turn);
+        let _turn = lock_without_python(&self.turn);
         let mut driver = self.lock_at_end()?;
         // What is due before an operator that is still to come has to wait for that to be looked at.
         if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
@@ -227,7 +239,7 @@ impl Shared {
     /// Ends the iteration, or a part of one: everything is restored, within the budget where that can be, but for what is left away for
     /// what `follows`.
     pub(crate) fn end(&self, follows: Follows) -> Result<Ended, Fault> {
-        let _turn = lock(&self.turn);
+        let _turn = lock_without_python(&self.turn);
         let ended = self.restore_and_finish(follows);
         let mut driver = self.lock();
         driver.residency.ending = Ending::No;
@@ -381,8 +393,10 @@ impl Observer for Shared {
         let wish = driver.wish();
         // Until the operator has run the lock is only taken by who makes room, and what is being written is no longer
         // what anything could be rebuilt from.
-        let begun =
-            WRITTEN.with_borrow_mut(|written| driver.residency.begin_writes(operator.accesses(), wish.recipe, written));
+        let begun = UNDER_WAY.with_borrow_mut(|UnderWay { part, written }| {
+            *part = driver.residency.part();
+            driver.residency.begin_writes(operator.accesses(), wish.recipe, written)
+        });
         if let Err(fault) = begun {
             driver.residency.end_use(operator.entries());
             driver.leave_schedule(fault.to_string());
@@ -396,17 +410,32 @@ impl Observer for Shared {
         let rarely = driver.leader.is_some() && !operator.is_timed();
         driver.residency.tick(rarely);
         driver.residency.end_use(operator.entries());
-        if let Err(fault) = WRITTEN.with_borrow(|written| driver.ran(operator, written)) {
-            // The operator has run; what cannot be booked is refused from here on.
-            driver.refusal.get_or_insert(fault.to_string());
-        }
+        UNDER_WAY.with_borrow(|UnderWay { part, written }| {
+            if *part != driver.residency.part() {
+                // An autograd thread's, whose backward pass has failed in another thread. It is no part of what runs now.
+                return drop(operator.take_recipe());
+            }
+            if let Err(fault) = driver.ran(operator, written) {
+                // The operator has run; what cannot be booked is refused from here on.
+                driver.refusal.get_or_insert(fault.to_string());
+            }
+        });
     }
 
     fn failed(&self, operator: &RawOperator) {
         let mut driver = self.lock();
         driver.residency.tick(false);
         driver.residency.end_use(operator.entries());
-        WRITTEN.with_borrow(|written| driver.residency.end_writes(written));
+        let is_of_now = UNDER_WAY.with_borrow(|UnderWay { part, written }| {
+            let is_of_now = *part == driver.residency.part();
+            if is_of_now {
+                driver.residency.end_writes(written);
+            }
+            is_of_now
+        });
+        if !is_of_now {
+            return;
+        }
         if let Some(recording) = &mut driver.recording {
             recording.failed();
         }

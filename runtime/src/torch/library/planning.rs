@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::Library;
-use super::shelf::{Shelf, Times};
 use crate::baselines::Dtr;
 use crate::lineage::{Lineage, WindowId};
 use crate::plan::{Action, Plan};
@@ -13,6 +12,7 @@ use crate::sweep::Problem;
 use crate::timeline::Timeline;
 use crate::torch::ladder::Rung;
 use crate::torch::program::{Known, Program, Scheduled};
+use crate::torch::shelf::{Shelf, Times};
 use crate::trace::Trace;
 
 /// Plans after which none may take any time: until then those for the sizes that a program was found at may.
@@ -25,7 +25,7 @@ const HASTY: Planner<'static> = Planner { portfolio: PORTFOLIO.split_at(1).0, ..
 impl Library {
     /// What the budget leaves a plan.
     pub(super) fn left_bytes(&self, rung: &Rung) -> u64 {
-        self.budget.0.saturating_sub(self.shelves[&rung.serial].margin_bytes)
+        self.budget.0.saturating_sub(rung.shelf.margin_bytes)
     }
 
     pub(super) fn problem<'a>(&self, trace: &'a Trace, lineage: &'a Lineage, budget_bytes: u64) -> Problem<'a> {
@@ -37,8 +37,7 @@ impl Library {
         let mut shelf = Shelf { times, is_first: before.is_none(), ..Shelf::default() };
         let scheduled = self.plan(&known, before, &mut shelf);
         self.names += 1;
-        self.shelves.insert(self.names, shelf);
-        Rung::new(known, scheduled, self.names, self.clock)
+        Rung::new(known, scheduled, shelf, (self.names, self.clock))
     }
 
     /// Plans a program for what the budget leaves it, from the plan that there was `before`.
@@ -78,27 +77,28 @@ impl Library {
     }
 
     /// Plans a program anew.
-    pub(super) fn replan(&mut self, rung: &mut Rung, shelf: &mut Shelf) {
-        rung.scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), shelf);
+    pub(super) fn replan(&mut self, rung: &mut Rung) {
+        let Rung { known, scheduled, shelf, .. } = rung;
+        *scheduled = self.plan(known, Some(&scheduled.plan), shelf);
     }
 
     /// Plans a program anew for iterations that begin with so many bytes allocated.
-    pub(super) fn replan_from(&mut self, rung: &mut Rung, start_bytes: u64, shelf: &mut Shelf) {
+    pub(super) fn replan_from(&mut self, rung: &mut Rung, start_bytes: u64) {
         let mut trace = Trace::clone(&rung.known.trace);
         trace.unseen_bytes = trace.unseen_of(start_bytes);
         rung.known = rung.known.with(trace);
-        self.replan(rung, shelf);
+        self.replan(rung);
     }
 
     /// Plans a program anew, so that it leaves so many more bytes free. Where no such plan is found the present one stays.
-    pub(super) fn leave_free(&mut self, rung: &mut Rung, bytes: u64, shelf: &mut Shelf) -> bool {
-        shelf.margin_bytes += bytes;
-        let scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), shelf);
+    pub(super) fn leave_free(&mut self, rung: &mut Rung, bytes: u64) -> bool {
+        rung.shelf.margin_bytes += bytes;
+        let scheduled = self.plan(&rung.known, Some(&rung.scheduled.plan), &mut rung.shelf);
         let fits = !scheduled.exceeds_budget();
         if fits {
             rung.scheduled = scheduled;
         } else {
-            shelf.margin_bytes -= bytes;
+            rung.shelf.margin_bytes -= bytes;
         }
         fits
     }
@@ -107,20 +107,14 @@ impl Library {
     pub(super) fn replan_all(&mut self, programs: &mut [Program]) {
         self.least_feasible_bytes = None;
         self.absence.doubt();
-        for rung in programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()) {
-            let mut shelf = self.take_shelf(rung);
-            self.replan(rung, &mut shelf);
-            self.shelves.insert(rung.serial, shelf);
-        }
+        programs.iter_mut().flat_map(|program| program.ladder.rungs_mut()).for_each(|rung| self.replan(rung));
     }
 
     /// Plans a program anew, of which more is known.
     pub(super) fn know(&mut self, rung: &mut Rung, known: Known) {
         let before = carried_over(&rung.scheduled.plan, &rung.known.lineage, &known.lineage);
-        let mut shelf = self.take_shelf(rung);
-        rung.scheduled = self.plan(&known, Some(&before), &mut shelf);
+        rung.scheduled = self.plan(&known, Some(&before), &mut rung.shelf);
         rung.known = known;
-        self.shelves.insert(rung.serial, shelf);
     }
 
     pub(super) fn schedule(&self, known: &Known, plan: Plan, budget_bytes: u64) -> Scheduled {

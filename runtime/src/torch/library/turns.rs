@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::Library;
-use super::shelf::Shelf;
 use crate::torch::driver::{Driver, Ended, Wanted};
 use crate::torch::parts::Cuts;
 use crate::torch::runtime::Budget;
@@ -40,6 +39,9 @@ impl Library {
         // The last one may not have come to its end.
         self.before = None;
         self.parts.clear();
+        if let Some(budget) = self.asked.take() {
+            self.go_over_to(driver, budget);
+        }
         self.prepare(driver, true)
     }
 
@@ -89,12 +91,23 @@ impl Library {
         }
     }
 
+    /// The line, as it is from the next iteration on.
+    pub(in crate::torch) fn budget(&self) -> Budget {
+        self.asked.unwrap_or(self.budget)
+    }
+
+    /// Draws the line elsewhere from the next iteration on: the one that may be under way goes by the plans that there are.
+    pub(in crate::torch) fn set_budget(&mut self, budget: Budget) {
+        self.asked = Some(budget);
+    }
+
     /// Draws the line elsewhere.
-    pub(in crate::torch) fn set_budget(&mut self, driver: &mut Driver, budget: Budget) {
+    fn go_over_to(&mut self, driver: &mut Driver, budget: Budget) {
         self.budget = budget;
         self.report.least_feasible_budget_bytes = 0;
         driver.residency.reactive.least_bytes = 0;
-        self.shelves.values_mut().for_each(Shelf::forget_plan);
+        let rungs = driver.programs.iter_mut().flat_map(|program| program.ladder.rungs_mut());
+        rungs.for_each(|rung| rung.shelf.forget_plan());
         self.replan_all(&mut driver.programs);
     }
 }

@@ -1,9 +1,9 @@
-//! What is remembered of a program's plan: how it did, and whether the times that it was made with are those that operators take.
+//! What is remembered of a plan, that of a program at certain sizes: how it did, and whether the times that it was made with are those that operators take.
 
 use std::collections::VecDeque;
 
-use crate::torch::ladder::Fit;
-use crate::torch::recording::{RecordedIteration, retime, retime_at_most};
+use super::ladder::Fit;
+use super::recording::{RecordedIteration, retime, retime_at_most};
 use crate::trace::Trace;
 
 /// Followed iterations that drift is judged by.
@@ -75,7 +75,7 @@ impl Measured {
     }
 }
 
-/// What is remembered of a program beside its trace and schedule.
+/// What is remembered of a program at certain sizes beside its trace and schedule.
 #[derive(Default)]
 pub(super) struct Shelf {
     /// Measured ÷ predicted makespan of the latest planned iterations, all of which came `after` the same other.

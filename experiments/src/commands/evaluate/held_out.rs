@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use plimsoll_env::config::{FamilyConfig, Split};
-use plimsoll_env::units::Link as Bandwidth;
+use plimsoll_env::units::Bandwidth;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::{Link, Trace, planner};
 use rayon::prelude::*;
@@ -18,12 +18,13 @@ use crate::held_out::{
     ALONE, Contest, Contestant, Field, Known, PLANNER, PointReport, Skipped, Summary, called, grid, print,
     spread_evenly, way_of,
 };
-use crate::loops::{LoopFlags, RECORDED_ITERATIONS, bandwidth};
+use crate::link::bandwidth;
+use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
 use crate::members;
+use crate::outputs::write_json;
 use crate::progress;
 use crate::provenance::{command_line, commit};
-use crate::results::write_json;
 
 /// How the names of held-out figures begin in a policy's file.
 const SIGNED: &str = "held_out.";
