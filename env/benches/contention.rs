@@ -71,7 +71,7 @@ fn measure(kernel: &dyn Fn(), bytes: usize, copied_by: CopiedBy) -> Costs {
         }
         tickets.iter().for_each(|ticket| engine.wait(ticket).expect("a copy"));
         let with_ns = started.elapsed().as_nanos() as f64;
-        copies.into_iter().for_each(|copy| engine.free(copy));
+        drop(copies);
         if round >= WARM_UP {
             alone_ns.push(without_ns / KERNELS as f64);
             cost_ns.push((with_ns - without_ns) / KERNELS as f64);

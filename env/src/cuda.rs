@@ -276,7 +276,7 @@ mod tests {
                 let (copies, ticket) = engine.offload(&[DeviceBytes { start, bytes }], Tier::Host).unwrap();
                 engine.wait(&ticket).unwrap();
                 let ticket = engine.prefetch(&[(&copies[0], back.data_ptr().cast())]).unwrap();
-                copies.into_iter().for_each(|copy| engine.free(copy));
+                drop(copies);
                 engine.wait(&ticket).unwrap();
             }
             let _ = there.shallow_clone().zero_();

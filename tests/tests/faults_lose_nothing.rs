@@ -78,10 +78,6 @@ impl CopyEngine for Failing {
         if self.fails(waits) { Err(CopyError::WorkerDied) } else { Ok(()) }
     }
 
-    fn free(&mut self, copy: SlowCopy) {
-        self.inner.free(copy);
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         self.inner.tiers()
     }
@@ -195,10 +191,6 @@ impl CopyEngine for Switched {
 
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
         self.inner.wait(ticket)
-    }
-
-    fn free(&mut self, copy: SlowCopy) {
-        self.inner.free(copy);
     }
 
     fn tiers(&self) -> Vec<TierUse> {

@@ -229,7 +229,7 @@ impl<'a> Bed<'a> {
                 let ticket = unsafe { self.engine.prefetch(&[(&kept[0], start)]) }?;
                 operators()?;
                 self.engine.wait(&ticket)?;
-                kept.into_iter().for_each(|copy| self.engine.free(copy));
+                drop(kept);
             } else {
                 operators()?;
                 operators()?;
@@ -272,7 +272,7 @@ impl<'a> Bed<'a> {
         tickets.iter().try_for_each(|ticket| self.engine.wait(ticket))?;
         self.engines.settle();
         let elapsed_s = started.elapsed().as_secs_f64();
-        kept.into_iter().for_each(|copy| self.engine.free(copy));
+        drop(kept);
         Ok(elapsed_s)
     }
 }

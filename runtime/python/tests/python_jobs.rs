@@ -313,6 +313,73 @@ fn what_is_held_without_a_plan_is_not_refused_because_of_one() {
     }
 }
 
+/// The plan under way is replaced by one that evicts nothing, or evicts more, only once its iteration is over.
+#[test]
+fn a_budget_that_is_set_in_the_middle_of_an_iteration_counts_from_the_next_one_on() {
+    let Some(ground) = ground() else { return };
+    let run = |budgets: &str| ground.start("set_between.py", budgets, &[]).end().unwrap();
+    let untouched = run("");
+    for budgets in ["--budget 23000000 --other 380000000", "--budget 24000000 --other 23000000"] {
+        let within = run(budgets);
+        assert_eq!((&within["losses"], &within["over_bytes"]), (&untouched["losses"], &json!(0)), "{budgets}");
+    }
+}
+
+#[test]
+fn a_program_that_goes_on_in_place_of_one_with_gaps_reruns_its_own_operators() {
+    let Some(ground) = ground() else { return };
+    for seed in ["--seed 3", "--seed 4"] {
+        let run = |budget: &str| ground.start("left_out.py", &format!("{seed} {budget}"), &[]).end().unwrap();
+        let (untouched, within) = (run(""), run("--budget 23333692"));
+        assert_eq!(within["losses"], untouched["losses"], "{seed}");
+        for course in ["planned", "resumed"] {
+            assert!(within["courses"][course].as_u64() > Some(10), "{seed}: {}", within["courses"]);
+        }
+    }
+}
+
+#[test]
+fn whoever_waits_for_the_runtime_lets_python_go_on() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("python_storages.py", budget, &[]).end().unwrap();
+    let (untouched, within) = (run(""), run("--budget 12000000"));
+    assert_eq!(within["found"], untouched["found"]);
+    assert!(within["reruns"].as_u64() > Some(100), "{within}");
+}
+
+#[test]
+fn what_python_has_an_object_of_is_known_to_be_let_go_of() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("wrapped.py", budget, &[]).end().unwrap();
+    let (untouched, within) = (run(""), run("--budget 23333692"));
+    assert_eq!(within["losses"], untouched["losses"]);
+    assert!(within["planned"].as_u64() > Some(11), "{} of 16 were planned", within["planned"]);
+}
+
+#[test]
+fn what_has_the_number_of_another_that_died_meanwhile_is_not_taken_for_it() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("named_anew.py", budget, &[]).end().unwrap();
+    let untouched = run("");
+    for budget in ["--budget 27262976", "--budget 24117248"] {
+        let within = run(budget);
+        assert_eq!(within["found"], untouched["found"], "{budget}");
+        let deviations = within["deviations"].as_array().unwrap();
+        assert!(!deviations.is_empty(), "there was to be less room than is planned for");
+        let is_mistaken = |deviation: &&Value| deviation.as_str().unwrap().contains("another storage stands");
+        assert_eq!(deviations.iter().find(is_mistaken), None, "{budget}");
+    }
+}
+
+#[test]
+fn what_has_no_recipe_for_its_switches_are_too_many_is_not_run_again() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("switches.py", budget, &[]).end().unwrap();
+    let (untouched, within) = (run(""), run("--budget 4000000"));
+    assert_eq!(within["found"], untouched["found"]);
+    assert!(within["reruns"].as_u64() > Some(0), "what has one is: {within}");
+}
+
 #[test]
 fn passes_over_batches_that_were_there_before_are_told_apart() {
     let Some(ground) = ground() else { return };

@@ -78,6 +78,7 @@ class Call {
       if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
         complete();
         recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
+        if (C10_UNLIKELY(!recipe_)) not_replayable_ = "of more kinds of tensors, or ways to set libtorch's switches, than are told apart";
       }
       begin();
     });

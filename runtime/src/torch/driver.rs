@@ -3,100 +3,28 @@
 //!
 //! While the program is the one that the schedule was made for, bytes move as was predicted, to the byte. Where other
 //! operators come, nothing is due until one comes that the program has still to come to, and nothing else changes: what is
-//! absent comes back when it is used. Which programs are known, and how their plans are made, is not decided here.
+//! absent comes back when it is used. How programs are recorded and planned is not known here.
 
+mod following;
 mod instructions;
 mod shared;
+mod wanted;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 pub(crate) use self::shared::{Open, Shared};
+pub(crate) use self::wanted::{Ended, Expected, Record, Wanted};
 use super::ancestry::MakerId;
 use super::ladder::{Fit, Rung};
 use super::program::{Follows, Program};
 use super::recompute::Rebuild;
 use super::recording::{Local, RawStorage, RecordedIteration, Recording};
-use super::report::{Course, IterationReport, Predicted};
+use super::report::{Course, Predicted};
 use super::residency::{Fault, Live, Place, Residency, Written};
 use super::session::Wish;
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
 use super::succession::{Left, Legacies};
-
-/// What to do with an iteration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Whether a schedule is carried out.
-    pub(crate) act: bool,
-    /// Whether only by the plan for its very sizes, and where all storages are known before the first operator.
-    pub(crate) strictly: bool,
-    /// Whether the iteration is recorded.
-    pub(crate) record: Record,
-    /// Whether it is only what comes before the part that programs are told by.
-    pub(crate) is_prelude: bool,
-    /// What is expected of it.
-    pub(crate) expected: Expected,
-}
-
-/// What is expected of an iteration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Expected {
-    /// The leader, for programs came as was foreseen, lately: it is not given up for one whose sizes fit better.
-    Leader,
-    /// Any of the programs.
-    Any,
-    /// None of them: the leader is not given up for another one as long as it goes on, though with gaps.
-    Unknown,
-}
-
-impl Wanted {
-    /// Nothing is expected of a prelude.
-    pub(crate) const PRELUDE: Wanted =
-        Wanted { act: true, strictly: false, record: Record::Nothing, is_prelude: true, expected: Expected::Any };
-}
-
-/// What is recorded of an iteration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Record {
-    /// Nothing.
-    Nothing,
-    /// How long it takes on a device that works through operators later.
-    Makespan,
-    /// What takes how long. Whether storages are filled in past the dispatcher is not found out, which takes time.
-    Times,
-    /// What there is. A device that works through operators later is asked only what the whole takes: to mark every operator holds up
-    /// host and device.
-    Program,
-    /// All of it.
-    Whole,
-}
-
-impl Record {
-    /// Whether operators are taken down.
-    fn has_operators(self) -> bool {
-        matches!(self, Record::Times | Record::Program | Record::Whole)
-    }
-
-    /// The same, without what operators take on a device that works through them later.
-    pub(crate) fn without_times(self) -> Self {
-        if self == Record::Whole { Record::Program } else { self }
-    }
-}
-
-/// What is left of an iteration when it ends.
-pub(crate) struct Ended {
-    pub(crate) report: IterationReport,
-    /// The iteration as it was recorded, if it was.
-    pub(crate) recorded: Option<RecordedIteration>,
-    /// What it took a device that works through operators later, if that was asked for.
-    pub(crate) on_device_ns: Option<u64>,
-    /// The program that it was, to its end.
-    pub(crate) program: Option<usize>,
-    /// Whether bytes ran out when everything so far had gone as planned.
-    pub(crate) ran_short: bool,
-    /// Whether it was only what comes before the part that programs are told by.
-    pub(crate) was_prelude: bool,
-}
 
 /// How an iteration goes otherwise than was expected.
 enum Deviation {
@@ -106,7 +34,7 @@ enum Deviation {
     Other(String),
 }
 
-/// The iteration under way.
+/// The iteration under way, and what lasts from one to the next.
 pub(crate) struct Driver {
     pub(crate) residency: Residency,
     pub(crate) programs: Vec<Program>,
@@ -120,7 +48,7 @@ pub(crate) struct Driver {
     expected: Expected,
     recording: Option<Recording>,
     record: Record,
-    /// By operator index: what runs an operator again.
+    /// What runs operators again, in the order in which they ran.
     makers: Vec<Option<MakerId>>,
     /// What first went otherwise than was expected.
     deviation: Option<Deviation>,
@@ -338,137 +266,6 @@ impl Driver {
         Ok(())
     }
 
-    /// Rules out those of the programs that it may be so far for which `holds` says why it is not.
-    fn ask_programs(&mut self, mut holds: impl FnMut(&mut Program) -> Result<(), String>) {
-        for index in 0..self.programs.len() {
-            if self.programs[index].matches
-                && let Err(why) = holds(&mut self.programs[index])
-            {
-                self.rule_out(index, why);
-            }
-        }
-        self.look_at_sizes();
-    }
-
-    /// What runs is not this program.
-    fn rule_out(&mut self, program: usize, why: String) {
-        self.programs[program].matches = false;
-        if self.leader == Some(program) {
-            match self.expected {
-                Expected::Unknown => self.lose(why),
-                Expected::Leader | Expected::Any => self.follow_the_best(why),
-            }
-        }
-    }
-
-    /// The program that the iteration fits best of those that it may be, if any.
-    fn best(&self) -> Option<usize> {
-        let matching = (0..self.programs.len()).filter(|&program| self.programs[program].matches);
-        matching.min_by_key(|&program| self.programs[program].fit())
-    }
-
-    /// Where other operators came than the leader's, it may go on with this one; if not, another program may that all was so far.
-    fn find_again(&mut self, operator: &RawOperator) {
-        let Some(lost) = self.lost else { return };
-        if self.programs[lost].find_again(operator) {
-            self.leader = Some(lost);
-        } else if let Some(best) = self.best() {
-            self.take_over(best, lost);
-        }
-        let Some(leader) = self.leader else { return };
-        self.lost = None;
-        self.makers.resize(self.programs[leader].operator, None);
-        self.look_at_sizes();
-    }
-
-    /// Goes on with a program that all was so far, in place of the one `before`. What that has not done until here is left undone.
-    fn take_over(&mut self, program: usize, before: usize) {
-        self.leader = Some(program);
-        if !self.programs[before].is_waiting() && !self.programs[program].is_waiting() {
-            self.programs[program].skip_to_here();
-        }
-    }
-
-    /// Goes on with the best program. `why` it is not the leader.
-    fn follow_the_best(&mut self, why: String) {
-        let Some((before, best)) = self.leader.zip(self.best()) else { return self.lose(why) };
-        let acted = self.programs[before].has_acted();
-        self.take_over(best, before);
-        if acted || self.programs[best].is_off_plan() {
-            self.deviates(why);
-        }
-    }
-
-    /// Nobody leads until the program that did is found again. `why` it is lost.
-    fn lose(&mut self, why: String) {
-        self.lost = self.leader.take().filter(|_| self.acts && !self.is_strict);
-        match self.lost.is_some_and(|lost| self.programs[lost].has_gaps()) {
-            true => self.deviates(why),
-            false => self.departs(why),
-        }
-    }
-
-    /// The leader may have turned out to be at other sizes than it seemed: where another program is at its very sizes, it is that.
-    fn look_at_sizes(&mut self) {
-        let Some(leader) = self.leader else { return };
-        let Some(misfit) = self.programs[leader].take_misfit() else { return };
-        let program = &self.programs[leader];
-        let (fit, is_off_plan) = (program.fit(), program.is_off_plan());
-        let why = format!("{}: storage {} is of another size", program.place(), misfit.0);
-        if self.is_strict {
-            self.rule_out(leader, why);
-        } else if program.ladder.is_uncertain() {
-            // It is watched to its end, and nobody leads.
-            self.leader = None;
-            self.acts = false;
-            self.departs(why);
-        } else if fit > Fit::Exact
-            && self.expected != Expected::Leader
-            && self.programs.iter().any(|other| other.matches && other.fit() == Fit::Exact)
-        {
-            self.follow_the_best(why);
-        } else if is_off_plan {
-            self.deviates(why);
-        }
-    }
-
-    /// Ends the schedule: something else is going on than what it was made for.
-    fn leave_schedule(&mut self, why: String) {
-        self.programs.iter_mut().for_each(|program| program.matches = false);
-        self.lost = None;
-        match self.leader.take() {
-            Some(_) => self.departs(why),
-            None => self.deviates(why),
-        }
-    }
-
-    /// No program is followed any more: that says more than what was left undone of its plan.
-    fn departs(&mut self, why: String) {
-        self.deviation = Some(Deviation::Other(why));
-    }
-
-    fn deviates(&mut self, why: String) {
-        self.deviation.get_or_insert(Deviation::Other(why));
-    }
-
-    /// Bytes run out. Where nothing is planned that is no deviation.
-    fn runs_short(&mut self) {
-        if let Some(program) = self.followed().filter(|_| self.deviation.is_none()) {
-            let place = program.place();
-            self.deviation = Some(Deviation::RanShort(format!("{place}: more bytes are wanted than are left")));
-        }
-    }
-
-    /// The program whose plan is carried out.
-    fn followed(&self) -> Option<&Program> {
-        self.leader.map(|leader| &self.programs[leader]).filter(|program| self.acts_on(program))
-    }
-
-    /// Whether a program's plan is carried out, if that is what runs.
-    fn acts_on(&self, program: &Program) -> bool {
-        self.acts && !program.scheduled().is_reactive()
-    }
-
     /// Whether anything may have to be dropped, whatever the plan says: there is more than it was made for, or what it keeps could not all
     /// be swapped, should the program depart from it.
     fn may_drop_anything(&self, program: &Program) -> bool {
@@ -505,11 +302,13 @@ impl Driver {
         if let Some(recording) = &mut self.recording {
             recording.ran(operator, self.lost_ns);
         }
-        self.ask_programs(|program| program.ran(operator));
-        match self.leader {
-            Some(_) => self.makers.push(maker),
-            None if self.lost.is_none() => self.residency.prune(),
-            None => {}
+        let nth = self.makers.len();
+        self.ask_programs(|program| program.ran(operator, nth));
+        if self.leader.is_some() || self.lost.is_some() {
+            self.makers.push(maker);
+        } else {
+            // Nobody leads any more, or will.
+            self.residency.prune();
         }
         Ok(())
     }
@@ -545,7 +344,7 @@ impl Driver {
     /// The program ended at `left`, and everything was restored at `ended`.
     fn finish(&mut self, left: Instant, ended: Instant) -> Result<Ended, Fault> {
         self.residency.tidy_up()?;
-        self.residency.check();
+        self.residency.check_at_end();
         self.residency.forget_makers();
         let is_it = |program: &Program| program.matches && program.is_complete();
         let leader = self.leader.filter(|&leader| is_it(&self.programs[leader]));

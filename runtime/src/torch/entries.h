@@ -1,7 +1,7 @@
 // The storages that intercepted operators have seen, each under a small number.
 //
 // An allocation of ours carries the number of its storage in its header, so the table is not searched on the way of an
-// operator. One lock guards the table. No function here runs an operator or calls into Rust.
+// operator. One lock guards the table. No function here calls into Rust, or runs an operator, but for digests on an accelerator.
 #pragma once
 
 #include <c10/core/StorageImpl.h>

@@ -21,7 +21,7 @@ use super::driver::{Driver, Ended, Expected, Record, Wanted};
 use super::ladder::{Fit, Proposal, Rung, Served};
 use super::parts::{Cuts, Division};
 use super::program::{Known, Program};
-use super::recording::{RecordedIteration, retime, trace_of_alike};
+use super::recording::{RecordedIteration, retime, trace_of};
 use super::report::{Course, IterationReport, Report};
 use super::runtime::Budget;
 use super::shelf::{Measured, Reason, Shelf, Times};
@@ -362,7 +362,7 @@ impl Library {
         recorded.share_unused(&mut other);
         let both = [&other, &recorded];
         let of_one_size = if same.is_some() { &both[..] } else { &both[1..] };
-        let traced = trace_of_alike(of_one_size, &HashMap::new(), ["training loop", "", "cpu"]);
+        let traced = trace_of(of_one_size, &HashMap::new(), ["training loop", "", "cpu"]);
         let Ok(trace) = traced else { return Compared::Unlike };
         self.lacks_times = false;
         let is_marked = of_one_size.iter().any(|iteration| iteration.is_marked);

@@ -1,13 +1,12 @@
 // Values of which a program has few, each under a small number.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 namespace plimsoll {
 
@@ -17,17 +16,15 @@ class Numbered {
  public:
   static_assert(kMost <= UINT16_MAX);
 
-  // `what` names such values where they are too many.
-  explicit Numbered(const char* what) : what_(what) {}
-
-  uint16_t number(const Value& value) {
+  // None where there are too many.
+  std::optional<uint16_t> number(const Value& value) {
     size_t known = count_.load(std::memory_order_acquire);
     for (size_t index = 0; index < known; ++index)
       if (values_[index] == value) return static_cast<uint16_t>(index);
     std::lock_guard<std::mutex> guard(mutex_);
     for (known = 0; known < count_.load(std::memory_order_relaxed); ++known)
       if (values_[known] == value) return static_cast<uint16_t>(known);
-    TORCH_CHECK(known < kMost, "there are more than ", kMost, " ", what_);
+    if (known == kMost) return std::nullopt;
     values_[known] = value;
     count_.store(known + 1, std::memory_order_release);
     return static_cast<uint16_t>(known);
@@ -36,7 +33,6 @@ class Numbered {
   const Value& value(uint16_t number) const { return values_[number]; }
 
  private:
-  const char* what_;
   std::array<Value, kMost> values_;
   std::atomic<size_t> count_{0};
   std::mutex mutex_;

@@ -50,8 +50,9 @@ pub(crate) struct Program {
     pub(crate) is_misled: bool,
     /// Whether all that has run so far is this program, or what has run since it was found again.
     pub(crate) matches: bool,
-    /// Whether it was found again in this iteration, after other operators than its own.
-    has_gaps: bool,
+    /// Where it was found again in this iteration after other operators than its own: of each of its operators so far, which of those of
+    /// the iteration it was.
+    ran_as: Option<Vec<Option<usize>>>,
     /// Whether the iteration did otherwise with what is too small to be evicted.
     differs_in_small: bool,
     /// Operators that have run.
@@ -103,7 +104,7 @@ impl Program {
             told: Vec::new(),
             is_misled: false,
             matches: false,
-            has_gaps: false,
+            ran_as: None,
             differs_in_small: false,
             operator: 0,
             step: 0,
@@ -147,7 +148,7 @@ impl Program {
     /// Starts another iteration, within so many bytes.
     pub(crate) fn begin(&mut self, line_bytes: u64) {
         self.matches = true;
-        self.has_gaps = false;
+        self.ran_as = None;
         self.differs_in_small = false;
         self.operator = 0;
         self.step = 0;
@@ -328,12 +329,20 @@ impl Program {
 
     /// Whether the iteration was this program from its beginning to its end.
     pub(crate) fn is_complete(&self) -> bool {
-        self.is_over() && !self.has_gaps
+        self.is_over() && !self.has_gaps()
     }
 
     /// Whether it was found again in this iteration, after other operators than its own.
     pub(crate) fn has_gaps(&self) -> bool {
-        self.has_gaps
+        self.ran_as.is_some()
+    }
+
+    /// Which of the iteration's operators it was.
+    pub(crate) fn ran_as(&self, operator: OperatorId) -> Option<usize> {
+        match &self.ran_as {
+            Some(ran_as) => ran_as.get(operator.index()).copied().flatten(),
+            None => (operator.index() < self.operator).then(|| operator.index()),
+        }
     }
 
     /// Whether the iteration had other bytes than were predicted, by some that are too small to be evicted.
@@ -491,7 +500,8 @@ impl Program {
                 standing.correct(found.entry, access.storage);
             }
         }
-        self.has_gaps = true;
+        let ran_as = self.ran_as.get_or_insert_with(|| (0..self.operator).map(Some).collect());
+        ran_as.resize(found, None);
         self.operator = found;
         self.ladder.skip_to(self.operator);
         self.matches = self.check_operator(operator).is_ok();
@@ -532,14 +542,17 @@ impl Program {
         Ok(())
     }
 
-    /// Books what the operator made, if it is what the trace says.
-    pub(crate) fn ran(&mut self, operator: &RawOperator) -> Result<(), String> {
+    /// Books what an operator made, the `nth` of the iteration, if it is what the trace says.
+    pub(crate) fn ran(&mut self, operator: &RawOperator, nth: usize) -> Result<(), String> {
         // Of two that two threads run at once the last may have come too late.
         let expected = self.trace().operators.get(self.operator).map_or(0, |expected| expected.creates.len());
         if self.is_over() || operator.created().len() != expected {
             return Err(format!("{} made {} storages, expected {expected}", self.place(), operator.created().len()));
         }
         self.ladder.ran(operator.peak_bytes);
+        if let Some(ran_as) = &mut self.ran_as {
+            ran_as.push(Some(nth));
+        }
         self.operator += 1;
         for (index, found) in operator.created().iter().enumerate() {
             let storage = self.trace().operators[self.operator - 1].creates[index];

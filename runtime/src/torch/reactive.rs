@@ -5,7 +5,7 @@
 //! hide behind nothing.
 
 use super::ancestry::VersionId;
-use super::residency::{Ending, Fault, Live, Place, Residency};
+use super::residency::{Fault, Live, Place, Residency, Restoring};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
 use crate::features::{Ahead, Describer, Scene};
@@ -54,7 +54,7 @@ pub(crate) struct Reactive {
     pub(crate) makespan_ns: u64,
     /// When the iteration under way started, on the table's clock.
     pub(crate) started_ns: u64,
-    /// Fewest bytes for which every operator so far, with all else evicted, has found room.
+    /// What operators that found no room would have needed, with all else evicted; none before there was one.
     pub(crate) least_bytes: u64,
     /// The place in the table at which the next decision begins to look for candidates.
     pub(super) next_look: usize,
@@ -171,7 +171,7 @@ impl Residency {
         if self.release_oldest_beside()? {
             return Ok(true);
         }
-        if self.ending == Ending::Fetching {
+        if self.restoring == Restoring::Swapped {
             return self.finish_oldest_offload();
         }
         if self.discard_oldest_copy()? {
@@ -360,7 +360,7 @@ impl Residency {
         let link = &self.reactive.link;
         let transfer_ns = link.offload_ns(bytes) + link.prefetch_ns(bytes);
         let contention_ns = 2 * link.contention_ns(bytes);
-        let can_recompute = recompute && may_drop && self.ending == Ending::No && self.can_drop(entry);
+        let can_recompute = recompute && may_drop && self.restoring == Restoring::Nothing && self.can_drop(entry);
         let (own_recompute_ns, recompute_ns) = match version {
             Some(version) if can_recompute => self.rebuild_ns(version),
             _ => (0, 0),

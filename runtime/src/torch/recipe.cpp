@@ -27,7 +27,7 @@ const c10::DispatchKeySet kAboveBackend =
                          c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 
 // The key sets that tensors have: a few dozen in a program.
-auto& key_sets = *new Numbered<c10::DispatchKeySet, 4096>("kinds of tensors, by their dispatch keys");  // outlives every recipe
+auto& key_sets = *new Numbered<c10::DispatchKeySet, 4096>();  // outlives every recipe
 
 enum Kind : uint64_t {
   Nothing,       // an optional tensor that is not given
@@ -134,6 +134,7 @@ class Geometry {
   Words words;
   // Numbers that were wrapped as tensors.
   size_t numbers = 0;
+  bool knows_keys = true;  // whether those of all tensors have a number
 
  private:
   void tensor(const c10::IValue& value, const Argument& argument) {
@@ -149,9 +150,11 @@ class Geometry {
     size_t dims = sizes.size();
     bool contiguous = tensor->storage_offset() == 0 && is_plain(sizes, strides);
     bool shape = reads_shape_only(argument, *tensor);
+    std::optional<uint16_t> keys = key_sets.number(tensor->key_set());
+    knows_keys &= keys.has_value();
     uint64_t* start = words.room(2 * dims + 3);
     uint64_t* word = start;
-    *word++ = as_word({shape ? Shape : View, contiguous, dims, type, key_sets.number(tensor->key_set()),
+    *word++ = as_word({shape ? Shape : View, contiguous, dims, type, keys.value_or(0),
                        shape ? 0 : access_of(tensor->unsafe_storage().unsafeGetStorageImpl())});
     if (shape) {
       auto device = tensor->device();
@@ -341,6 +344,8 @@ OwnedRecipe Recipe::record(const OperatorFacts& facts, c10::DispatchKeySet keys,
                            bool grad_mode) {
   Geometry geometry(facts, storages);
   for (size_t index : facts.tensor_arguments) geometry.argument(arguments[index], facts.arguments[index]);
+  std::optional<uint16_t> switches = switches_now();
+  if (C10_UNLIKELY(!geometry.knows_keys || !switches)) return nullptr;
   size_t words = geometry.words.size();
   size_t values = facts.arguments.size() - facts.tensor_arguments.size() + geometry.numbers + (facts.is_random ? 2 : 0);
 
@@ -351,7 +356,7 @@ OwnedRecipe Recipe::record(const OperatorFacts& facts, c10::DispatchKeySet keys,
   recipe->access_count_ = static_cast<uint32_t>(accesses.size());
   recipe->word_count_ = static_cast<uint32_t>(words);
   recipe->stream_ = noted_stream();
-  recipe->switches_ = switches_now();
+  recipe->switches_ = *switches;
   recipe->grad_mode_ = grad_mode;
   recipe->has_generator_ = facts.is_random;
   AccessRecord* access = recipe->access_begin();

@@ -1,4 +1,4 @@
-// A recipe: all that a rerun of an operator needs beside the bytes it reads. It keeps no storage alive.
+// A recipe: all that a rerun of an operator needs beside the bytes it reads. Of storages it keeps alive the saved state of a generator alone.
 //
 // There is one for every operator that may have to be rerun, so it is one small block of memory: how each tensor
 // argument lies in its storage stands in a stream of words, every other argument beside it as it was given.

@@ -1,7 +1,7 @@
 //! Drops the bytes of storages, and makes them again by rerunning what made them.
 //!
-//! Nothing here runs a kernel: a rerun is handed out as a [`Job`], to be run with no lock held, because the kernel's own
-//! allocations may come back for room, and booked when it has run.
+//! No kernel runs while the table is locked: a rerun is handed out as a [`Job`], for the kernel's own allocations may come
+//! back for room, and booked when it has run.
 
 use std::time::Instant;
 

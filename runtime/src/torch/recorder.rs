@@ -98,6 +98,9 @@ impl Recorder {
     pub fn finish(mut self, warm_up: usize, workload: &str, family: &str, device: &str) -> Result<Trace, RecordError> {
         let iterations = self.done.split_off(warm_up.min(self.done.len()));
         let iterations: Vec<&RecordedIteration> = iterations.iter().collect();
+        if iterations.len() < 2 {
+            return Err(RecordError::TooFew(iterations.len()));
+        }
         trace_of(&iterations, &self.marks, [workload, family, device])
     }
 }

@@ -1,18 +1,20 @@
-//! One iteration as it is recorded, and the trace that several equal ones make.
+//! One iteration as it is recorded. Whether several are alike, and the trace that they make, is told in files of their own.
 //!
 //! It listens to operators and to the deaths of storages, whoever drives the iteration: alone, or beside evictions,
 //! whose time it leaves out.
 
+mod alike;
+mod traced;
+
 use std::collections::HashMap;
 use std::time::Instant;
 
+pub(super) use self::traced::{retime, retime_at_most, trace_of};
 use super::ladder::Sizes;
-use super::recorder::RecordError;
-use super::session::operator_name;
 use super::shim::{self, DeviceTimes, Entry, OnDevice, RESIZED, RawOperator};
 use super::span::Span;
-use crate::lineage::{EVICTION_FLOOR_BYTES, Lineage};
-use crate::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId, Trace};
+use crate::lineage::EVICTION_FLOOR_BYTES;
+use crate::trace::{AccessMode, Phase, StorageId};
 
 /// A storage as one iteration sees it: by order of appearance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -387,32 +389,6 @@ impl RecordedIteration {
         &self.created[step.creates.range()]
     }
 
-    /// What a step lets go of, but for what is locked and what may be disregarded.
-    fn frees(&self, step: &Step, may_be: impl Fn(Local) -> bool) -> impl Iterator<Item = Local> {
-        let counts = move |local: &Local| self.storage(*local).locked.is_none() && !may_be(*local);
-        self.frees[step.frees.range()].iter().copied().filter(counts)
-    }
-
-    /// From where autograd first recorded an operator to the last update.
-    fn training(&self) -> &[Step] {
-        let last = self.steps.iter().rposition(|step| step.phase == Phase::Update);
-        let end = last.map_or(self.steps.len(), |last| last + 1);
-        self.first_recorded.and_then(|first| self.steps.get(first..end)).unwrap_or_default()
-    }
-
-    /// Whether both train alike, in operators and sizes, whatever they do before and after.
-    pub(crate) fn trains_like(&self, other: &RecordedIteration) -> bool {
-        let does = |iteration: &RecordedIteration, step: &Step| {
-            let accesses = iteration.accesses(step).iter().map(|&(local, mode)| (iteration.storage(local).bytes, mode));
-            let creates = iteration.creates(step).iter().map(|created| created.bytes);
-            (step.name, accesses.collect::<Vec<_>>(), creates.collect::<Vec<_>>())
-        };
-        let (steps, others) = (self.training(), other.training());
-        !steps.is_empty()
-            && steps.len() == others.len()
-            && steps.iter().zip(others).all(|(step, like)| does(self, step) == does(other, like))
-    }
-
     /// All storages, in the order of their numbers.
     fn storages(&self) -> impl Iterator<Item = &RawStorage> {
         self.initial.iter().chain(&self.created)
@@ -424,260 +400,6 @@ impl RecordedIteration {
             storages: self.storages().map(|storage| Some(storage.bytes)).collect(),
             peaks: self.measured.iter().map(|measured| measured.peak_bytes).collect(),
             start_bytes: self.start_bytes,
-        }
-    }
-
-    /// The first of as many operators that does something else, or to other storages. What is too small to be evicted in both does not
-    /// tell them apart: which one that it made an iteration reads, and which lives longer, may depend on which of two numbers is the
-    /// larger. What is locked may die whenever another thread lets go of it.
-    fn differs_at(&self, other: &RecordedIteration) -> Option<usize> {
-        let is_small = |local: Local| [self, other].iter().all(|it| it.storage(local).bytes < EVICTION_FLOOR_BYTES);
-        let is_number = |local: Local| matches!(local, Local::Created(_)) && is_small(local);
-        let does = |step: &Step| (step.name, step.phase, step.not_replayable, step.creates);
-        let uses_alike = |a: &[(Local, AccessMode)], b: &[(Local, AccessMode)]| {
-            let is_alike = |((local, mode), (like, as_mode)): (&(Local, AccessMode), &(Local, AccessMode))| {
-                mode == as_mode && (local == like || is_number(*local) && is_number(*like))
-            };
-            a.len() == b.len() && a.iter().zip(b).all(is_alike)
-        };
-        let is_like = |(a, b): (&Step, &Step)| {
-            does(a) == does(b)
-                && uses_alike(self.accesses(a), other.accesses(b))
-                && self.frees(a, is_small).eq(other.frees(b, is_small))
-        };
-        self.steps.iter().zip(&other.steps).position(|both| !is_like(both))
-    }
-
-    /// Whether the same operators do the same to the same storages, which may be of other sizes.
-    pub(crate) fn same_but_for_sizes(&self, other: &RecordedIteration) -> bool {
-        let locks =
-            |iteration: &RecordedIteration| iteration.storages().map(|storage| storage.locked).collect::<Vec<_>>();
-        self.steps.len() == other.steps.len()
-            && self.initial.len() == other.initial.len()
-            && locks(self) == locks(other)
-            && self.differs_at(other).is_none()
-    }
-
-    /// Whether the same operators do the same to the same storages.
-    pub(crate) fn same_steps(&self, other: &RecordedIteration) -> Result<(), RecordError> {
-        let differ = |what: String| Err(RecordError::NotRepeating(what));
-        if self.steps.len() != other.steps.len() {
-            return differ(format!("{} operators, then {}", self.steps.len(), other.steps.len()));
-        }
-        if self.initial != other.initial || self.created != other.created {
-            return differ("as many operators use storages of other sizes".to_owned());
-        }
-        let Some(index) = self.differs_at(other) else { return Ok(()) };
-        let name = |iteration: &RecordedIteration| operator_name(iteration.steps[index].name);
-        differ(format!("operator {index} is {}, then {}", name(self), name(other)))
-    }
-}
-
-/// Makes a trace of iterations that did the same; storages are named as in the last one.
-///
-/// `names` are those of workload, family and device. Iterations that were not timed say what the whole takes where nobody asks.
-pub(crate) fn trace_of(
-    iterations: &[&RecordedIteration],
-    marks: &HashMap<Entry, Class>,
-    [workload, family, device]: [&str; 3],
-) -> Result<Trace, RecordError> {
-    if iterations.len() < 2 {
-        return Err(RecordError::TooFew(iterations.len()));
-    }
-    trace_of_alike(iterations, marks, [workload, family, device])
-}
-
-/// The same of iterations of which the caller knows that their program repeats: one will do.
-pub(crate) fn trace_of_alike(
-    iterations: &[&RecordedIteration],
-    marks: &HashMap<Entry, Class>,
-    [workload, family, device]: [&str; 3],
-) -> Result<Trace, RecordError> {
-    let (&last, others) = iterations.split_last().expect("at least one");
-    if last.steps.is_empty() {
-        return Err(RecordError::Empty);
-    }
-    for other in others {
-        other.same_steps(last)?;
-    }
-    let (timed, untimed): (Vec<&RecordedIteration>, Vec<_>) =
-        iterations.iter().partition(|iteration| iteration.is_timed);
-    if timed.is_empty() {
-        return Err(RecordError::TooFew(0));
-    }
-    let (names, operators) = operators_of(iterations, &timed, last);
-    let storages = last.storages().map(|storage| Storage {
-        bytes: storage.bytes,
-        class: Class::Temporary,
-        locked: storage.locked.map(str::to_owned),
-    });
-    // A storage that outlived the last iteration but one, and what the last one found it to be.
-    let carried = last.known_as.iter().map(|(&to, &from)| (last.id(from), StorageId(to)));
-    let initial_bytes: u64 = last.initial.iter().map(|storage| storage.bytes).sum();
-    let median = |of: &[&RecordedIteration], measure: fn(&RecordedIteration) -> u64| {
-        median_and_spread(of.iter().map(|iteration| measure(iteration)).collect()).0
-    };
-    let mut trace = Trace {
-        workload: workload.to_owned(),
-        family: family.to_owned(),
-        device: device.to_owned(),
-        recorded_iterations: iterations.len() as u32,
-        unseen_bytes: last.start_bytes.saturating_sub(initial_bytes),
-        tail_ns: median(&timed, |iteration| iteration.tail_ns),
-        makespan_ns: median(&timed, |iteration| iteration.makespan_ns),
-        peak_bytes: iterations.iter().map(|iteration| iteration.peak_bytes).max().expect("at least one"),
-        names,
-        storages: storages.collect(),
-        initial_storages: last.initial.len() as u32,
-        operators,
-        carried: carried.filter(|(from, to)| from != to).collect(),
-    };
-    trace.carried.sort_unstable();
-    let marked = marks.iter().filter_map(|(&entry, &class)| Some((last.id(last.local(entry)?), class)));
-    classify(&mut trace, marked.collect());
-    if !untimed.is_empty() {
-        trace.cut_to(median(&untimed, |iteration| iteration.makespan_ns));
-    }
-    debug_assert_eq!(trace.check(), Ok(()));
-    if iterations.iter().any(|iteration| iteration.is_pressed) {
-        // What was measured is not what the untouched loop takes; what was recorded tells.
-        let lineage = Lineage::of(&trace);
-        trace.peak_bytes = lineage.keep_all_peak_bytes();
-        trace.makespan_ns = lineage.keep_all_makespan_ns();
-    }
-    Ok(trace)
-}
-
-/// Puts the times that `iterations` took, in the median, into a trace of the same iteration.
-pub(crate) fn retime(iterations: &[&RecordedIteration], trace: &mut Trace) {
-    for iteration in iterations {
-        assert_eq!(iteration.measured.len(), trace.operators.len(), "the iteration is the one of the trace");
-    }
-    let median = |of: &dyn Fn(&RecordedIteration) -> u64| {
-        median_and_spread(iterations.iter().map(|iteration| of(iteration)).collect()).0
-    };
-    for (index, operator) in trace.operators.iter_mut().enumerate() {
-        operator.cost_ns = median(&|iteration| iteration.measured[index].cost_ns);
-        operator.gap_ns = median(&|iteration| iteration.measured[index].gap_ns);
-    }
-    trace.tail_ns = median(&|iteration| iteration.tail_ns);
-    trace.makespan_ns = trace.times_ns();
-}
-
-/// Puts into a trace whichever is less of its times and of those that another iteration of it took. Each was measured while
-/// something came between, which made some operators longer.
-pub(crate) fn retime_at_most(iteration: &RecordedIteration, trace: &mut Trace) {
-    assert_eq!(iteration.measured.len(), trace.operators.len(), "the iteration is the one of the trace");
-    for (operator, measured) in trace.operators.iter_mut().zip(&iteration.measured) {
-        operator.cost_ns = operator.cost_ns.min(measured.cost_ns);
-        operator.gap_ns = operator.gap_ns.min(measured.gap_ns);
-    }
-    trace.tail_ns = trace.tail_ns.min(iteration.tail_ns);
-    trace.makespan_ns = trace.times_ns();
-}
-
-fn operators_of(
-    iterations: &[&RecordedIteration],
-    timed: &[&RecordedIteration],
-    last: &RecordedIteration,
-) -> (Vec<String>, Vec<Operator>) {
-    let (mut names, mut name_ids) = (Vec::new(), HashMap::new());
-    let mut operators = Vec::with_capacity(last.steps.len());
-    for (index, step) in last.steps.iter().enumerate() {
-        let name = *name_ids.entry(step.name).or_insert_with(|| {
-            names.push(operator_name(step.name));
-            names.len() as u32 - 1
-        });
-        let over = |of: &[&RecordedIteration], measure: fn(&Measured) -> u64| {
-            of.iter().map(|iteration| measure(&iteration.measured[index])).collect::<Vec<_>>()
-        };
-        let (cost_ns, spread_ns) = median_and_spread(over(timed, |measured| measured.cost_ns));
-        let (gap_ns, _) = median_and_spread(over(timed, |measured| measured.gap_ns));
-        let created: u64 = last.creates(step).iter().map(|created| created.bytes).sum();
-        let ids = |locals: &mut dyn Iterator<Item = Local>| locals.map(|local| last.id(local)).collect();
-        let accesses = last.accesses(step).iter();
-        let peak = over(iterations, |measured| measured.peak_bytes).into_iter().max().expect("at least one");
-        operators.push(Operator {
-            name,
-            phase: step.phase,
-            cost_ns,
-            spread_ns,
-            gap_ns,
-            workspace_bytes: peak.saturating_sub(created),
-            accesses: accesses.map(|&(local, mode)| Access { storage: last.id(local), mode }).collect(),
-            creates: ids(&mut step.creates.range().map(|index| Local::Created(index as u32))),
-            frees: ids(&mut last.frees[step.frees.range()].iter().copied()),
-            not_replayable: step.not_replayable.map(str::to_owned),
-        });
-    }
-    (names, operators)
-}
-
-/// The median, of two the smaller, for what came between made the other longer; and the median distance from it.
-fn median_and_spread(mut values: Vec<u64>) -> (u64, u64) {
-    values.sort_unstable();
-    let median = values[(values.len() - 1) / 2];
-    let mut distances: Vec<u64> = values.into_iter().map(|value| value.abs_diff(median)).collect();
-    distances.sort_unstable();
-    (median, distances[distances.len() / 2])
-}
-
-/// Says what each storage is for: by the caller's marks, then by how the iteration uses it.
-fn classify(trace: &mut Trace, marks: HashMap<StorageId, Class>) {
-    /// What the iteration does with a storage.
-    #[derive(Clone, Copy, Default)]
-    struct Use {
-        in_forward: bool,
-        in_backward: bool,
-        in_update: bool,
-        /// Made from nothing in the forward pass.
-        is_filled: bool,
-        is_written: bool,
-        /// Made or written by the backward pass.
-        is_propagated: bool,
-        is_updated: bool,
-    }
-
-    let mut uses = vec![Use::default(); trace.storages.len()];
-    for operator in &trace.operators {
-        for access in &operator.accesses {
-            let used = &mut uses[access.storage.index()];
-            let writes = access.mode.writes();
-            used.is_written |= writes;
-            match operator.phase {
-                Phase::Forward => used.in_forward = true,
-                Phase::Backward => (used.in_backward, used.is_propagated) = (true, used.is_propagated || writes),
-                Phase::Update => (used.in_update, used.is_updated) = (true, used.is_updated || writes),
-            }
-        }
-        for storage in &operator.creates {
-            let made = &mut uses[storage.index()];
-            made.in_forward = operator.phase == Phase::Forward;
-            made.is_propagated = operator.phase == Phase::Backward;
-            made.is_filled = made.in_forward && operator.accesses.is_empty();
-        }
-    }
-    for (index, used) in uses.into_iter().enumerate() {
-        let initial = index < trace.initial_storages as usize;
-        trace.storages[index].class = match marks.get(&StorageId(index as u32)) {
-            Some(&class) => class,
-            None if used.is_propagated && used.in_update => Class::Gradient,
-            None if initial && used.is_updated && used.in_forward => Class::Parameter,
-            None if initial && used.is_updated => Class::OptimizerState,
-            None if (initial || used.is_filled) && used.in_forward && !used.is_written => Class::Input,
-            None if !initial && used.in_forward && used.in_backward => Class::Activation,
-            None => Class::Temporary,
-        };
-    }
-    // What lives on into the next iteration is there what it is here.
-    for &(from, to) in &trace.carried.clone() {
-        for (source, target) in [(from, to), (to, from)] {
-            if let Some(&class) = marks.get(&source) {
-                trace.storages[target.index()].class = class;
-            }
-        }
-        if trace.storages[to.index()].class == Class::Temporary {
-            trace.storages[to.index()].class = trace.storages[from.index()].class;
         }
     }
 }
@@ -701,49 +423,5 @@ mod tests {
         assert_eq!(measured, [(10, 100), (20, 200)]);
         assert_eq!(recorded.times().collect::<Vec<_>>(), [(510, 100), (20, 200)], "when each begins and ends");
         assert_eq!((recorded.makespan_ns, recorded.tail_ns, recorded.is_marked), (1_000, 170, true));
-    }
-
-    #[test]
-    fn of_times_taken_early_and_those_taken_again_the_smaller_count() {
-        let operator = |cost_ns, gap_ns| Operator {
-            name: 0,
-            phase: Phase::Forward,
-            cost_ns,
-            spread_ns: 0,
-            gap_ns,
-            workspace_bytes: 0,
-            accesses: Vec::new(),
-            creates: Vec::new(),
-            frees: Vec::new(),
-            not_replayable: None,
-        };
-        let mut trace = Trace {
-            workload: "two".to_owned(),
-            family: String::new(),
-            device: "cuda".to_owned(),
-            recorded_iterations: 2,
-            unseen_bytes: 0,
-            tail_ns: 3,
-            makespan_ns: 1_153,
-            peak_bytes: 0,
-            names: vec!["aten::mm".to_owned()],
-            storages: Vec::new(),
-            initial_storages: 0,
-            // The first waited for an eviction; the second will wait for a copy.
-            operators: vec![operator(900, 10), operator(200, 40)],
-            carried: Vec::new(),
-        };
-        let again = [(100, 30), (700, 0)].map(|(cost_ns, gap_ns)| Measured { cost_ns, gap_ns, ..Measured::default() });
-        let again = RecordedIteration { measured: again.to_vec(), tail_ns: 5, ..RecordedIteration::default() };
-        retime_at_most(&again, &mut trace);
-        let times: Vec<_> = trace.operators.iter().map(|operator| (operator.cost_ns, operator.gap_ns)).collect();
-        assert_eq!((times, trace.tail_ns, trace.makespan_ns), (vec![(100, 10), (200, 0)], 3, 313));
-    }
-
-    #[test]
-    fn of_two_measurements_the_smaller_counts() {
-        assert_eq!(median_and_spread(vec![900, 100]), (100, 800));
-        assert_eq!(median_and_spread(vec![3, 1, 2]), (2, 1));
-        assert_eq!(median_and_spread(vec![7]), (7, 0));
     }
 }

@@ -4,10 +4,14 @@
 //! (`reactive.rs`). An operator finds its inputs resident either way, so a program that leaves its plan loses nothing. Nothing
 //! here decides what to evict. How bytes leave and come back is in `swap.rs` and `recompute.rs`.
 
+mod custody;
+mod uses;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::ancestry::{Ancestry, Custody, MakerId, VersionId};
+pub(crate) use self::uses::Written;
+use super::ancestry::{Ancestry, MakerId, VersionId};
 use super::copy::{CopyEngine, CopyError, SlowCopy, Ticket};
 use super::events::Events;
 use super::reactive::Reactive;
@@ -100,24 +104,17 @@ impl From<AllocateError> for Fault {
     }
 }
 
-/// What an operator under way is writing over.
-pub(crate) struct Written {
-    /// Which of its accesses.
-    access: usize,
-    /// What the storage held.
-    version: VersionId,
-}
-
-/// Whether the iteration ends: then only what does not undo its end may be evicted.
+/// What is being brought back, at an iteration's end or for an operator that writes: then only what does not undo that may be
+/// evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Anything may be evicted.
+pub(crate) enum Restoring {
+    /// Nothing in particular: anything may be evicted.
     #[default]
-    No,
-    /// Dropped storages are being rebuilt: others may be swapped.
-    Rebuilding,
-    /// Swapped storages are coming back: nothing may be evicted.
-    Fetching,
+    Nothing,
+    /// What is dropped: others may be swapped.
+    Dropped,
+    /// What is swapped: nothing may be evicted.
+    Swapped,
 }
 
 /// How long a thread may take from its last hold of a storage to the report of its death.
@@ -164,7 +161,7 @@ pub(crate) struct Residency {
     pub(super) rebuilds: u32,
     /// How often what reruns to come will read was given up, since there was no rebuild under way.
     pub(super) given_up: HashMap<VersionId, u32>,
-    pub(crate) ending: Ending,
+    pub(crate) restoring: Restoring,
     /// Whether the line does not count: restoring everything takes more than the budget.
     pub(crate) exempt: bool,
     prune_at: usize,
@@ -203,7 +200,7 @@ impl Residency {
             refusals: [None; 2],
             rebuilds: 0,
             given_up: HashMap::new(),
-            ending: Ending::No,
+            restoring: Restoring::Nothing,
             exempt: false,
             prune_at: MAKERS_MIN,
             reactive,
@@ -356,9 +353,7 @@ impl Residency {
                         let _ = self.wait(ticket);
                         self.has_left(entry);
                     }
-                    if let Some(copy) = live.copy.take() {
-                        self.engine.free(copy);
-                    }
+                    drop(live.copy.take());
                     if let Some(version) = live.version {
                         self.dropped.remove(&version);
                         self.ancestry.lose(version);
@@ -401,292 +396,6 @@ impl Residency {
     /// The storages that have died since the last call, in order.
     pub(crate) fn drain_died(&mut self) -> impl Iterator<Item = Entry> {
         self.died.drain(..)
-    }
-
-    pub(super) fn take_custody(&mut self) -> Result<(), Fault> {
-        let mut taken = Ok(());
-        for custody in self.ancestry.take_custody() {
-            match custody {
-                Custody::Hold(entry) => match shim::hold(entry) {
-                    Ok(()) => _ = self.held.insert(entry),
-                    Err(error) => {
-                        // It has died, and nobody has been told yet: in another thread, or as what libtorch's allocator did
-                        // not give out.
-                        if let Some(version) = self.get(entry).and_then(|live| live.version) {
-                            self.ancestry.lose(version);
-                        }
-                        taken = Err(error.into());
-                    }
-                },
-                Custody::Unhold(entry) => {
-                    self.held.remove(&entry);
-                    if self.get(entry).is_some() {
-                        shim::unhold(entry)?;
-                    }
-                }
-            }
-        }
-        taken
-    }
-
-    /// Whether what stands is held for dropped storages though it could be made again, for a program that is followed tells when it
-    /// lets go of that; roots alone otherwise. Returns whether anything was let go of.
-    pub(crate) fn hold_near(&mut self, near: bool) -> Result<bool, Fault> {
-        let held = self.ancestry.hold_near(near);
-        if held.is_empty() {
-            return Ok(false);
-        }
-        let (mut is_read, mut gone) = (false, Ok(true));
-        for version in held {
-            if self.ancestry.version(version).is_wanted() {
-                is_read = true;
-            } else if let Err(fault) = self.hold_above(version) {
-                gone = Err(fault);
-            }
-        }
-        if is_read {
-            // A rerun in another thread is about to. What it reads is looked at again when the next operator arrives.
-            self.ancestry.hold_near(true);
-        }
-        gone
-    }
-
-    /// Holds what a version is made from in its stead, if it is held though it could be made again. Whether it was.
-    pub(super) fn hold_above(&mut self, version: VersionId) -> Result<bool, Fault> {
-        while self.ancestry.anchor_above(version) {
-            // Something of it may have died meanwhile, in another thread.
-            let is_anchored = self.take_custody().is_ok();
-            self.ancestry.let_go(version, is_anchored);
-            self.take_custody()?;
-            if is_anchored {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// What a storage holds is about to go. Where dropped storages are to be rebuilt from it, what it is made from is held in its stead,
-    /// or what was made from it. Whether they can do without it.
-    fn let_go(&mut self, version: VersionId) -> Result<bool, Fault> {
-        if !self.ancestry.is_held(version) {
-            return Ok(true);
-        }
-        // A rerun, in another thread perhaps, is to read it where it stands.
-        if self.ancestry.version(version).is_wanted() {
-            return Ok(false);
-        }
-        if self.hold_above(version)? {
-            return Ok(true);
-        }
-        let Some(heirs) = self.ancestry.heirs(version) else { return Ok(false) };
-        let entries: Vec<Entry> = heirs.iter().map(|&(_, heir)| self.ancestry.version(heir).entry).collect();
-        for (held, &entry) in entries.iter().enumerate() {
-            if shim::hold(entry).is_err() {
-                // It has died, in another thread.
-                entries[..held].iter().try_for_each(|&other| shim::unhold(other))?;
-                self.has_died(entry)?;
-                return Ok(false);
-            }
-        }
-        self.ancestry.relinquish(heirs);
-        self.take_custody()?;
-        // Some of them are not wanted after all.
-        entries.into_iter().filter(|entry| !self.held.contains(entry)).try_for_each(shim::unhold)?;
-        Ok(true)
-    }
-
-    /// The program has let go of a storage that is held for dropped ones: it goes, where they can do without it. Whether nothing was
-    /// using it, so that this could be looked at.
-    pub(crate) fn relinquish(&mut self, entry: Entry) -> Result<bool, Fault> {
-        let live = self.live(entry)?;
-        let is_wanted = live.version.is_some_and(|version| self.ancestry.version(version).is_wanted());
-        let is_used = live.users + live.awaited > 0 || is_wanted;
-        if let Some(version) = live.version.filter(|_| !is_used) {
-            self.let_go(version)?;
-        }
-        Ok(!is_used)
-    }
-
-    /// An operator waits for these storages to be made ready.
-    pub(crate) fn begin_wait(&mut self, operator: &RawOperator) {
-        for access in operator.accesses() {
-            let live = self.known(access.entry, access.bytes, access.locked());
-            live.awaited += 1;
-            live.locked = live.locked.or(access.locked());
-            if live.bytes != access.bytes {
-                live.bytes = access.bytes;
-                live.locked = Some(RESIZED);
-            }
-            // The shim could not look at what was away: that is done once it is back.
-            if !access.was_away()
-                && live.filled_at.take().is_some()
-                && access.is_filled()
-                && let Some(version) = live.version
-            {
-                self.ancestry.becomes_root(version);
-            }
-        }
-    }
-
-    /// The storages that were away when their operator arrived, are back by now, and had been filled in past the dispatcher
-    /// before they went. Asked before the operator writes, which would look the same. The shim has looked at the others.
-    pub(crate) fn find_filled(&mut self, accesses: &[RawAccess]) -> Result<Vec<Entry>, Fault> {
-        let mut filled = Vec::new();
-        for entry in accesses.iter().filter(|access| access.was_away()).map(|access| access.entry) {
-            let live = self.live_mut(entry)?;
-            if !matches!(live.place, Place::Resident) {
-                continue;
-            }
-            let (was_fresh, version) = (live.filled_at.take().is_some(), live.version);
-            if shim::is_filled(entry, true)? && was_fresh {
-                version.into_iter().for_each(|version| self.ancestry.becomes_root(version));
-                filled.push(entry);
-            }
-        }
-        Ok(filled)
-    }
-
-    /// The operator uses them now, or never will.
-    pub(crate) fn end_wait(&mut self, entries: &[Entry]) {
-        for &entry in entries {
-            if let Ok(live) = self.live_mut(entry) {
-                live.awaited -= 1;
-            }
-        }
-    }
-
-    /// Begins the use of an operator's storages where each is in its place and as it was known: nothing is to be made
-    /// ready. Whether that is so.
-    pub(crate) fn use_at_once(&mut self, accesses: &[RawAccess]) -> bool {
-        let is_ready = |access: &RawAccess| {
-            self.get(access.entry).is_some_and(|live| {
-                matches!(live.place, Place::Resident)
-                    && live.copy.is_none()
-                    && live.bytes == access.bytes
-                    && !access.was_away()
-                    && !(live.filled_at.is_some() && access.is_filled())
-                    && (live.locked.is_some() || !access.is_locked())
-            })
-        };
-        if !accesses.iter().all(is_ready) || self.written_root(accesses).is_some() || self.is_being_read(accesses) {
-            return false;
-        }
-        for access in accesses {
-            let live = self.live[access.entry.index()].as_mut().expect("looked at above");
-            live.users += 1;
-            live.filled_at = None;
-        }
-        true
-    }
-
-    /// Whether reruns, for another thread, are reading what `accesses` write over, or will.
-    fn is_being_read(&self, accesses: &[RawAccess]) -> bool {
-        let mut written = accesses.iter().filter(|access| access.mode().writes());
-        let is_read = |version: VersionId| self.ancestry.version(version).is_wanted();
-        self.rebuilds > 0
-            && written.any(|access| self.get(access.entry).and_then(|live| live.version).is_some_and(is_read))
-    }
-
-    /// None of these storages may be evicted until their use ends.
-    pub(crate) fn begin_use(&mut self, entries: &[Entry]) -> Result<(), Fault> {
-        entries.iter().try_for_each(|&entry| self.live(entry).map(drop))?;
-        for &entry in entries {
-            self.live_mut(entry)?.users += 1;
-        }
-        Ok(())
-    }
-
-    /// A rerun will use the storage once its other inputs are there. Returns what [`Residency::end_await`] is to be told.
-    pub(super) fn begin_await(&mut self, entry: Entry) -> Result<(Entry, u64), Fault> {
-        let live = self.live_mut(entry)?;
-        live.awaited += 1;
-        Ok((entry, live.serial))
-    }
-
-    /// The rerun has used them, or never will. Some may have died meanwhile, in other threads.
-    pub(super) fn end_await(&mut self, awaited: &[(Entry, u64)]) {
-        for &(entry, serial) in awaited {
-            if let Ok(live) = self.live_mut(entry)
-                && live.serial == serial
-            {
-                live.awaited -= 1;
-            }
-        }
-    }
-
-    /// Whether all of them are resident.
-    pub(crate) fn are_resident(&self, entries: &[Entry]) -> bool {
-        entries.iter().all(|&entry| self.get(entry).is_some_and(|live| matches!(live.place, Place::Resident)))
-    }
-
-    /// What the first dropped one of them held.
-    pub(crate) fn first_dropped(&self, entries: &[Entry]) -> Option<VersionId> {
-        let mut dropped = entries.iter().filter_map(|&entry| self.get(entry));
-        dropped.find(|live| matches!(live.place, Place::Dropped)).and_then(|live| live.version)
-    }
-
-    /// The operator that used them has run, or will not run.
-    pub(crate) fn end_use(&mut self, entries: impl Iterator<Item = Entry>) {
-        let last_use_ns = self.clock_ns;
-        for entry in entries {
-            if let Some(live) = self.live.get_mut(entry.index()).and_then(Option::as_mut) {
-                live.users -= 1;
-                live.last_use_ns = last_use_ns;
-            }
-        }
-    }
-
-    /// A dropped storage that must be restored before `accesses` write what it is rebuilt from: where what was made from that
-    /// stands in storages of its own, those serve in its stead.
-    pub(crate) fn at_risk(&mut self, accesses: &[RawAccess]) -> Result<Option<VersionId>, Fault> {
-        while let Some(root) = self.written_root(accesses) {
-            if !self.let_go(root)? {
-                return Ok(self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next());
-            }
-        }
-        Ok(None)
-    }
-
-    /// What `accesses` write over, and dropped storages are to be rebuilt from.
-    fn written_root(&self, accesses: &[RawAccess]) -> Option<VersionId> {
-        if self.dropped.is_empty() {
-            return None;
-        }
-        let written = accesses.iter().filter(|access| access.mode().writes());
-        let mut versions = written.filter_map(|access| self.get(access.entry)?.version);
-        versions.find(|&version| self.ancestry.is_held(version))
-    }
-
-    /// The operator is about to write: from now on nothing can be rebuilt from what its storages held. Says in `written`
-    /// what that was.
-    pub(crate) fn begin_writes(
-        &mut self,
-        accesses: &[RawAccess],
-        keeps_recipe: bool,
-        written: &mut Vec<Written>,
-    ) -> Result<(), Fault> {
-        written.clear();
-        if !accesses.iter().any(|access| access.mode().writes()) {
-            return Ok(());
-        }
-        for (access, item) in accesses.iter().enumerate().filter(|(_, item)| item.mode().writes()) {
-            if keeps_recipe {
-                self.version_of(item.entry)?;
-            }
-            if let Some(version) = self.live_mut(item.entry)?.version.take() {
-                self.ancestry.lose(version);
-                self.ancestry.version_mut(version).wanted += 1;
-                written.push(Written { access, version });
-            }
-        }
-        self.take_custody()
-    }
-
-    /// The operator has written, or failed.
-    pub(crate) fn end_writes(&mut self, written: &[Written]) {
-        for &Written { version, .. } in written {
-            self.ancestry.version_mut(version).wanted -= 1;
-        }
     }
 
     /// The version that a storage holds.
@@ -777,7 +486,7 @@ impl Residency {
         self.live.iter_mut().flatten().for_each(|live| live.filled_at = None);
     }
 
-    /// Forgets all recipes. Everything must be resident, or left away.
+    /// Forgets all recipes, and which copies have failed. Everything must be resident, or left away.
     pub(crate) fn forget_makers(&mut self) {
         self.live.iter_mut().flatten().for_each(|live| live.version = None);
         self.ancestry.clear();
@@ -817,8 +526,8 @@ impl Residency {
         Ok(())
     }
 
-    /// Checks that the table agrees with itself; in debug builds alone.
-    pub(crate) fn check(&self) {
+    /// Checks, where an iteration ends, that the table agrees with itself; in debug builds alone.
+    pub(crate) fn check_at_end(&self) {
         if !cfg!(debug_assertions) {
             return;
         }

@@ -166,7 +166,8 @@ impl Builder {
         self
     }
 
-    /// Programs that are remembered with their plans; the one that was not seen for longest makes way. 64 unless told.
+    /// Plans that are remembered, of all programs and all of their sizes; the one that was not carried out for longest makes way, but
+    /// that for the largest of several sizes stays. 64 unless told.
     pub fn plans_max(mut self, plans_max: usize) -> Self {
         self.plans_max = plans_max.max(1);
         self

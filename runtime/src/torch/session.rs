@@ -51,7 +51,7 @@ pub(crate) struct Wish {
     pub(crate) times: bool,
 }
 
-/// Sees the operators of one iteration. It is called from every thread that runs one; no lock is held meanwhile.
+/// Sees the operators of one iteration. It is called from every thread that runs one; of locks it may need none is held meanwhile.
 pub(crate) trait Observer: Send + Sync {
     /// An operator is about to run. Returns what is wanted of it, or why it must not run.
     fn before(&self, operator: &RawOperator) -> Result<Wish, String>;

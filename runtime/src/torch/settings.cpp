@@ -4,7 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
-extern "C" void plimsoll_set_deterministic(int32_t how) {
+extern "C" void plimsoll_set_deterministic(int32_t how) noexcept {
   auto& context = at::globalContext();
   context.setDeterministicCuDNN(how != PLIMSOLL_ANY_KERNELS);
   context.setBenchmarkCuDNN(false);
@@ -12,7 +12,7 @@ extern "C" void plimsoll_set_deterministic(int32_t how) {
   context.setDeterministicFillUninitializedMemory(false);
 }
 
-extern "C" void plimsoll_autocast(int32_t on_cuda, int32_t on) {
+extern "C" void plimsoll_autocast(int32_t on_cuda, int32_t on) noexcept {
   auto device = on_cuda ? c10::kCUDA : c10::kCPU;
   at::autocast::set_autocast_enabled(device, on != 0);
   if (on) {

@@ -85,15 +85,15 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
   });
 }
 
-void plimsoll_find_dead(void) { entries().find_dead(); }
+void plimsoll_find_dead(void) noexcept { entries().find_dead(); }
 
-void plimsoll_forget_failed_backward(void) { caught([] { forget_failed_backward(); }); }
-uint32_t plimsoll_phase(void) { return phase(); }
-uint64_t plimsoll_recorded(void) { return at::sequence_number::peek(); }
+void plimsoll_forget_failed_backward(void) noexcept { caught([] { forget_failed_backward(); }); }
+uint32_t plimsoll_phase(void) noexcept { return phase(); }
+uint64_t plimsoll_recorded(void) noexcept { return at::sequence_number::peek(); }
 
-void plimsoll_audit(int32_t what) { audit(what); }
+void plimsoll_audit(int32_t what) noexcept { audit(what); }
 
-size_t plimsoll_take_audit_findings(char* out, size_t capacity) {
+size_t plimsoll_take_audit_findings(char* out, size_t capacity) noexcept {
   size_t written = 0;
   auto found = take_audit_findings();
   for (const auto& line : found) {
@@ -107,29 +107,29 @@ size_t plimsoll_take_audit_findings(char* out, size_t capacity) {
   return found.size();
 }
 
-void plimsoll_intercept(int32_t on) { intercept_this_thread(on != 0); }
-void plimsoll_stand_by(void) { stand_by(); }
-void plimsoll_forget_bystanders(void) { forget_bystanders(); }
-void* plimsoll_without_python(void) { return let_python_go_on(); }
-void plimsoll_with_python(void* state) { hold_python_up(state); }
+void plimsoll_intercept(int32_t on) noexcept { intercept_this_thread(on != 0); }
+void plimsoll_stand_by(void) noexcept { stand_by(); }
+void plimsoll_forget_bystanders(void) noexcept { forget_bystanders(); }
+void* plimsoll_without_python(void) noexcept { return let_python_go_on(); }
+void plimsoll_with_python(void* state) noexcept { hold_python_up(state); }
 
-void plimsoll_before_fork(void) { entries().lock_for_fork(); }
-void plimsoll_after_fork(void) { entries().unlock_after_fork(); }
+void plimsoll_before_fork(void) noexcept { entries().lock_for_fork(); }
+void plimsoll_after_fork(void) noexcept { entries().unlock_after_fork(); }
 
-const char* plimsoll_error(void) { return last_error().c_str(); }
-void plimsoll_refuse(const char* message) { refusal() = message; }
+const char* plimsoll_error(void) noexcept { return last_error().c_str(); }
+void plimsoll_refuse(const char* message) noexcept { refusal() = message; }
 
-uint64_t plimsoll_live_bytes(void) { return live_bytes(); }
-uint64_t plimsoll_peak_bytes(void) { return peak_bytes(); }
-void plimsoll_reset_peak(void) { reset_peak(); }
-void plimsoll_set_line(uint64_t bytes) { set_line(bytes); }
-void plimsoll_set_piece(uint64_t bytes) { set_piece_bytes(bytes); }
+uint64_t plimsoll_live_bytes(void) noexcept { return live_bytes(); }
+uint64_t plimsoll_peak_bytes(void) noexcept { return peak_bytes(); }
+void plimsoll_reset_peak(void) noexcept { reset_peak(); }
+void plimsoll_set_line(uint64_t bytes) noexcept { set_line(bytes); }
+void plimsoll_set_piece(uint64_t bytes) noexcept { set_piece_bytes(bytes); }
 
-void plimsoll_device_bytes(PlimsollDeviceBytes* out) {
+void plimsoll_device_bytes(PlimsollDeviceBytes* out) noexcept {
   AcceleratorBytes now = accelerator_bytes();
   *out = {now.allocated_now, now.allocated_peak, now.reserved_now, now.reserved_peak, now.failed, now.retried};
 }
-void plimsoll_reset_device_peak(void) { reset_accelerator_peak(); }
+void plimsoll_reset_device_peak(void) noexcept { reset_accelerator_peak(); }
 int32_t plimsoll_set_device_share(double share) {
   return guarded([&] { set_accelerator_share(share); });
 }
@@ -139,8 +139,8 @@ int32_t plimsoll_empty_device_cache(void) {
 int32_t plimsoll_join_streams(void) {
   return guarded([&] { join_streams(); });
 }
-void plimsoll_time_on_device(int32_t timing) { time_on_accelerator(static_cast<PlimsollDeviceTiming>(timing)); }
-void plimsoll_device_interrupted(void) { accelerator_interrupted(); }
+void plimsoll_time_on_device(int32_t timing) noexcept { time_on_accelerator(static_cast<PlimsollDeviceTiming>(timing)); }
+void plimsoll_device_interrupted(void) noexcept { accelerator_interrupted(); }
 int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count, uint64_t* makespan_ns) {
   return guarded([&] {
     auto times = take_accelerator_times(*makespan_ns);
@@ -149,9 +149,9 @@ int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, si
   });
 }
 
-size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) { return entries().take_freed(out, capacity); }
-const char* plimsoll_lent(PlimsollEntry entry) { return entries().lent(entry); }
-void plimsoll_forget(PlimsollEntry entry) {
+size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) noexcept { return entries().take_freed(out, capacity); }
+const char* plimsoll_lent(PlimsollEntry entry) noexcept { return entries().lent(entry); }
+void plimsoll_forget(PlimsollEntry entry) noexcept {
   Ours ours;
   try {
     entries().forget(entry);
@@ -160,7 +160,7 @@ void plimsoll_forget(PlimsollEntry entry) {
   }
 }
 
-PlimsollEntry plimsoll_entry_of(const void* tensor) {
+PlimsollEntry plimsoll_entry_of(const void* tensor) noexcept {
   const auto& given = *static_cast<const at::Tensor*>(tensor);
   if (!given.defined() || !given.has_storage()) return 0;
   return entries().find(given.storage().unsafeGetStorageImpl());
@@ -228,10 +228,10 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
   });
 }
 
-void plimsoll_recipe_share(PlimsollRecipe* recipe) { reinterpret_cast<Recipe*>(recipe)->share(); }
-void plimsoll_recipe_free(PlimsollRecipe* recipe) { reinterpret_cast<Recipe*>(recipe)->free(); }
-size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe) { return reinterpret_cast<const Recipe*>(recipe)->bytes(); }
-size_t plimsoll_entry_bytes(void) { return entries().bytes(); }
+void plimsoll_recipe_share(PlimsollRecipe* recipe) noexcept { reinterpret_cast<Recipe*>(recipe)->share(); }
+void plimsoll_recipe_free(PlimsollRecipe* recipe) noexcept { reinterpret_cast<Recipe*>(recipe)->free(); }
+size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe) noexcept { return reinterpret_cast<const Recipe*>(recipe)->bytes(); }
+size_t plimsoll_entry_bytes(void) noexcept { return entries().bytes(); }
 
 int32_t plimsoll_adopt(PlimsollEntry from, PlimsollEntry to) {
   return guarded([&] { entries().adopt(from, to); });

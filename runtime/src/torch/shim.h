@@ -1,16 +1,14 @@
 // The C interface between libtorch's dispatcher and Rust: mechanism only, no policy.
 //
 // An *entry* stands for one StorageImpl that an intercepted operator used or made. Entry numbers start at 1.
-// Functions that can fail return 0 on success; plimsoll_error() then tells why not. No C++ exception passes. What
-// failed because an allocation was refused returns PLIMSOLL_NO_ROOM.
+// Functions that can fail return 0 on success; plimsoll_error() then tells why not. What failed because an allocation was
+// refused returns PLIMSOLL_NO_ROOM. No C++ exception passes: where it could not be told, it would end the process.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
 extern "C" {
-#endif
 
 typedef uint32_t PlimsollEntry;
 typedef struct PlimsollRecipe PlimsollRecipe;
@@ -51,7 +49,8 @@ typedef struct {
   uint64_t start_ns, end_ns;     // after it has run, where `before` asked for times: monotonic clock around the operator
 } PlimsollOperator;
 
-// What Rust is told. All are called on the thread that runs the operator, with no lock held. `before` returns a
+// What Rust is told. All are called on the thread that runs the operator, with no lock held but that of random numbers, where the
+// operator draws some (draws()). `before` returns a
 // negative number to refuse the operator with the message of plimsoll_refuse(), else the sum of what it asks for:
 // 1 for a recipe, 2 to watch what the operator makes from nothing, until it is used, for bytes filled in past the
 // dispatcher, 4 for times. `pressure` is called on any thread where an allocation would exceed the line; it returns 0
@@ -79,8 +78,8 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
 typedef struct {
   uint64_t allocated_now, allocated_peak, reserved_now, reserved_peak, failed, retried;
 } PlimsollDeviceBytes;
-void plimsoll_device_bytes(PlimsollDeviceBytes* out);
-void plimsoll_reset_device_peak(void);
+void plimsoll_device_bytes(PlimsollDeviceBytes* out) noexcept;
+void plimsoll_reset_device_peak(void) noexcept;
 // Share of the device's memory that its caching allocator may take.
 int32_t plimsoll_set_device_share(double share);
 int32_t plimsoll_empty_device_cache(void);
@@ -88,9 +87,9 @@ int32_t plimsoll_empty_device_cache(void);
 int32_t plimsoll_join_streams(void);
 // What a device is timed at from now on that works through its operators later, by its own clock.
 typedef enum { PLIMSOLL_NO_TIMES, PLIMSOLL_MAKESPAN, PLIMSOLL_OPERATOR_TIMES } PlimsollDeviceTiming;
-void plimsoll_time_on_device(int32_t timing);
+void plimsoll_time_on_device(int32_t timing) noexcept;
 // What the device is given from now on is the runtime's, copies to wait for and reruns, until the next operator starts.
-void plimsoll_device_interrupted(void);
+void plimsoll_device_interrupted(void) noexcept;
 // Those times, in ns, of what was timed last, and from its start to its end. Waits for the device. `count` says how many there are,
 // of which at most `capacity` are written.
 typedef struct {
@@ -100,27 +99,27 @@ typedef struct {
 } PlimsollDeviceTimes;
 int32_t plimsoll_take_device_times(PlimsollDeviceTimes* out, size_t capacity, size_t* count, uint64_t* makespan_ns);
 // Notes the storages that died without a report. To be called between iterations.
-void plimsoll_find_dead(void);
+void plimsoll_find_dead(void) noexcept;
 // Lets go of what libtorch keeps of a backward pass that has failed in an operator, if one has. To be called by the thread that began it,
 // outside of any.
-void plimsoll_forget_failed_backward(void);
+void plimsoll_forget_failed_backward(void) noexcept;
 // What the operator that this thread runs is for: PlimsollPhase. Few need to know.
-uint32_t plimsoll_phase(void);
+uint32_t plimsoll_phase(void) noexcept;
 // How much autograd has recorded of this thread: more than before where it records the operator that is about to run.
-uint64_t plimsoll_recorded(void);
+uint64_t plimsoll_recorded(void) noexcept;
 // Switches interception on or off for this thread, and for the autograd threads that work for it. One thread at a time. Where it comes
 // on, waits for operators that bystanders have begun unheard.
-void plimsoll_intercept(int32_t on);
+void plimsoll_intercept(int32_t on) noexcept;
 // This thread, and the autograd threads that work for it, are bystanders from now on, while it is not intercepted.
-void plimsoll_stand_by(void);
+void plimsoll_stand_by(void) noexcept;
 // After a fork, in the child, which has no other threads.
-void plimsoll_forget_bystanders(void);
+void plimsoll_forget_bystanders(void) noexcept;
 // Lets Python's other threads go on, if this one holds them up, until plimsoll_with_python() is given the result.
-void* plimsoll_without_python(void);
-void plimsoll_with_python(void* state);
+void* plimsoll_without_python(void) noexcept;
+void plimsoll_with_python(void* state) noexcept;
 // Takes the shim's locks before the process forks, and gives them back in both processes.
-void plimsoll_before_fork(void);
-void plimsoll_after_fork(void);
+void plimsoll_before_fork(void) noexcept;
+void plimsoll_after_fork(void) noexcept;
 
 // What every operator is held to while a loop runs, by what its inputs and its results hold. Slow.
 enum PlimsollAudit {
@@ -130,36 +129,36 @@ enum PlimsollAudit {
   PLIMSOLL_AUDIT_FIRST_RUN = 2,
   PLIMSOLL_AUDIT_SECOND_RUN = 3,
 };
-void plimsoll_audit(int32_t what);
+void plimsoll_audit(int32_t what) noexcept;
 // How many findings there were since the last call; their descriptions, one a line, are cut off at `capacity`.
-size_t plimsoll_take_audit_findings(char* out, size_t capacity);
+size_t plimsoll_take_audit_findings(char* out, size_t capacity) noexcept;
 
-const char* plimsoll_error(void);
-void plimsoll_refuse(const char* message);
+const char* plimsoll_error(void) noexcept;
+void plimsoll_refuse(const char* message) noexcept;
 
 // Device bytes: allocated now; most since the last call of plimsoll_reset_peak().
-uint64_t plimsoll_live_bytes(void);
-uint64_t plimsoll_peak_bytes(void);
-void plimsoll_reset_peak(void);
+uint64_t plimsoll_live_bytes(void) noexcept;
+uint64_t plimsoll_peak_bytes(void) noexcept;
+void plimsoll_reset_peak(void) noexcept;
 // Device bytes that no allocation may exceed; UINT64_MAX for none. Over them `pressure` is called.
-void plimsoll_set_line(uint64_t bytes);
+void plimsoll_set_line(uint64_t bytes) noexcept;
 // What an operator on lists may use without being run in pieces, where it can be; UINT64_MAX for anything.
-void plimsoll_set_piece(uint64_t bytes);
+void plimsoll_set_piece(uint64_t bytes) noexcept;
 
 // Kernels that give the same bits in every run: not asked for; preferred, with a warning where there are none; required.
 enum PlimsollDeterminism { PLIMSOLL_ANY_KERNELS = 0, PLIMSOLL_PREFER_DETERMINISTIC = 1, PLIMSOLL_REQUIRE_DETERMINISTIC = 2 };
-void plimsoll_set_deterministic(int32_t how);
+void plimsoll_set_deterministic(int32_t how) noexcept;
 // Mixed precision in bfloat16 for operators of this thread, on a CUDA device or on the CPU.
-void plimsoll_autocast(int32_t on_cuda, int32_t on);
+void plimsoll_autocast(int32_t on_cuda, int32_t on) noexcept;
 
 // Moves at most `capacity` entries whose storage has died since the last call into `out`; returns how many. Their
 // numbers stay taken until plimsoll_forget().
-size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity);
-void plimsoll_forget(PlimsollEntry entry);
+size_t plimsoll_take_freed(PlimsollEntry* out, size_t capacity) noexcept;
+void plimsoll_forget(PlimsollEntry entry) noexcept;
 // Why a storage may not be evicted any more whose address somebody has asked for; null of any other.
-const char* plimsoll_lent(PlimsollEntry entry);
+const char* plimsoll_lent(PlimsollEntry entry) noexcept;
 // The entry of a tensor's storage, or 0 where no intercepted operator has seen it. `tensor` is an at::Tensor*.
-PlimsollEntry plimsoll_entry_of(const void* tensor);
+PlimsollEntry plimsoll_entry_of(const void* tensor) noexcept;
 
 // Whether the bytes of a storage that is being watched, and has its bytes, were filled in past the dispatcher.
 int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t ends_watch, int32_t* filled);
@@ -186,17 +185,15 @@ int32_t plimsoll_bytes_of(PlimsollEntry entry, uint64_t* bytes);
 int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count,
                        PlimsollEntry* outputs, size_t output_count);
 // A recipe has one owner more; each of them frees it.
-void plimsoll_recipe_share(PlimsollRecipe* recipe);
-void plimsoll_recipe_free(PlimsollRecipe* recipe);
+void plimsoll_recipe_share(PlimsollRecipe* recipe) noexcept;
+void plimsoll_recipe_free(PlimsollRecipe* recipe) noexcept;
 // Bytes that a recipe takes.
-size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe);
+size_t plimsoll_recipe_bytes(const PlimsollRecipe* recipe) noexcept;
 // Bytes that the table of entries takes, storages that have died since included.
-size_t plimsoll_entry_bytes(void);
+size_t plimsoll_entry_bytes(void) noexcept;
 // Moves the bytes of `from`, which stands beside the program, into the empty storage of `to`; `from` is gone.
 int32_t plimsoll_adopt(PlimsollEntry from, PlimsollEntry to);
 // Frees an entry that stands beside the program, and its bytes.
 int32_t plimsoll_discard(PlimsollEntry entry);
 
-#ifdef __cplusplus
-}
-#endif
+}  // extern "C"

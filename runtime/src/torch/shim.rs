@@ -1,7 +1,8 @@
 //! The C interface of the shim, made safe: the only file that calls it.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use serde::Serialize;
 
@@ -51,7 +52,7 @@ pub(crate) struct RawOperator {
     access_count: usize,
     created: *const RawCreated,
     created_count: usize,
-    recipe: *mut c_void,
+    recipe: Cell<*mut c_void>,
     pub(crate) peak_bytes: u64,
     pub(crate) start_ns: u64,
     pub(crate) end_ns: u64,
@@ -157,9 +158,9 @@ impl RawOperator {
         unsafe { slice(self.created, self.created_count) }
     }
 
-    /// The recipe that came with an operator that has run. Call once.
+    /// The recipe that came with an operator that has run; none once it has been taken.
     pub(crate) fn take_recipe(&self) -> Option<Recipe> {
-        NonNull::new(self.recipe).map(Recipe)
+        NonNull::new(self.recipe.replace(ptr::null_mut())).map(Recipe)
     }
 }
 

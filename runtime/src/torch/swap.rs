@@ -372,9 +372,8 @@ impl Residency {
     }
 
     pub(super) fn free_copy(&mut self, entry: Entry) {
-        if let Some(copy) = self.live.get_mut(entry.index()).and_then(Option::as_mut).and_then(|live| live.copy.take())
-        {
-            self.engine.free(copy);
+        if let Some(live) = self.live.get_mut(entry.index()).and_then(Option::as_mut) {
+            live.copy = None;
         }
     }
 

@@ -63,6 +63,8 @@ unsigned place_of(const Key& key) {
   return 4 * (4 * static_cast<unsigned>(key.first) + static_cast<unsigned>(key.second));
 }
 
+}  // namespace
+
 struct Switches {
   std::array<char, 192> context{};
   uint64_t precision = 0;
@@ -97,18 +99,23 @@ struct Switches {
   }
 };
 
-auto& known = *new Numbered<Switches, 256>("ways to set libtorch's switches");  // outlives every recipe
+namespace {
+
+auto& known = *new Numbered<Switches, 256>();  // outlives every recipe
 
 }  // namespace
 
-uint16_t switches_now() { return known.number(Switches::now()); }
+std::optional<uint16_t> switches_now() { return known.number(Switches::now()); }
 
-Switched::Switched(uint16_t wanted) : wanted_(wanted), before_(switches_now()) {
-  if (C10_UNLIKELY(wanted_ != before_)) known.value(wanted_).set(known.value(before_));
+Switched::Switched(uint16_t wanted) : wanted_(known.value(wanted)) {
+  Switches now = Switches::now();
+  if (now == wanted_) return;
+  before_ = std::make_unique<Switches>(now);
+  wanted_.set(now);
 }
 
 Switched::~Switched() {
-  if (C10_UNLIKELY(wanted_ != before_)) known.value(before_).set(known.value(wanted_));
+  if (C10_UNLIKELY(before_ != nullptr)) before_->set(wanted_);
 }
 
 }  // namespace plimsoll

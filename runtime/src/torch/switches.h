@@ -4,11 +4,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 
 namespace plimsoll {
 
-// The number of those that are set now, for this thread where they are a thread's.
-uint16_t switches_now();
+struct Switches;
+
+// The number of those that are set now, for this thread where they are a thread's; none where a program has set them in more ways
+// than are told apart.
+std::optional<uint16_t> switches_now();
 
 // Sets those of that number, while it lives. Most are the process's: other threads' operators go by them, too, meanwhile.
 class Switched {
@@ -19,7 +24,8 @@ class Switched {
   ~Switched();
 
  private:
-  uint16_t wanted_, before_;
+  const Switches& wanted_;
+  std::unique_ptr<Switches> before_;  // where they are others
 };
 
 }  // namespace plimsoll

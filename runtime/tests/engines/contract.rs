@@ -77,7 +77,7 @@ fn bytes_come_back_equal() {
             bed.write(&mut blocks[0], &vec![0; bytes]);
             assert_restored(bed, &copies, &contents, "alone");
             assert_restored(bed, &copies, &contents, "a second time");
-            copies.into_iter().for_each(|copy| bed.engine.free(copy));
+            drop(copies);
         }
     });
 }
@@ -111,12 +111,12 @@ fn a_slab_s_room_comes_back_with_its_last_copy() {
             let (mut blocks, contents) = drawn(bed, &mut draw, &[3 * PAGE_BYTES, PAGE_BYTES + 5, 100]);
             let (mut copies, ticket) = offload(bed, &mut blocks, tier).unwrap();
             bed.engine.wait(&ticket).unwrap();
-            bed.engine.free(copies.remove(0));
+            drop(copies.remove(0));
             let mut more = vec![Block::of(4 * PAGE_BYTES)];
             let refused = offload(bed, &mut more, tier).unwrap_err();
             assert_eq!(refused, CopyError::Full { bytes: 4 * PAGE_BYTES }, "{}: two of three copies live", bed.name);
             assert_restored(bed, &copies, &contents[1..], "beside a freed one");
-            copies.into_iter().for_each(|copy| bed.engine.free(copy));
+            drop(copies);
             let (copies, ticket) = offload(bed, &mut more, tier).unwrap();
             bed.engine.wait(&ticket).unwrap();
             bed.finish();
@@ -211,7 +211,7 @@ fn copies_may_be_freed_and_tickets_waited_for_at_any_time() {
             let mut back: Vec<Block> = contents.iter().map(|bytes| Block::of(bytes.len())).collect();
             let prefetched = prefetch(bed, &copies, &mut back).unwrap();
             // Both copies are under way.
-            copies.into_iter().for_each(|copy| bed.engine.free(copy));
+            drop(copies);
             for ticket in [&prefetched, &offloaded, &prefetched, old.as_ref().unwrap_or(&prefetched)] {
                 bed.engine.wait(ticket).unwrap();
             }
@@ -355,7 +355,7 @@ proptest! {
                     }
                     Step::Free(index) => {
                         let Live { copies, ticket, blocks, .. } = live.swap_remove(index % live.len());
-                        copies.into_iter().for_each(|copy| bed.engine.free(copy));
+                        drop(copies);
                         bed.engine.wait(&ticket).unwrap();
                         bed.finish();
                         drop(blocks);

@@ -132,10 +132,6 @@ impl CopyEngine for FaultyEngine {
         unsafe { self.inner.rescue(copy, to) }
     }
 
-    fn free(&mut self, copy: SlowCopy) {
-        self.inner.free(copy);
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         self.inner.tiers()
     }

@@ -212,11 +212,6 @@ pub trait CopyEngine: Send {
         self.wait(&ticket)
     }
 
-    /// Takes back a copy's room.
-    fn free(&mut self, copy: SlowCopy) {
-        drop(copy);
-    }
-
     /// What each slow tier holds.
     fn tiers(&self) -> Vec<TierUse>;
 

@@ -45,7 +45,7 @@ pub(super) fn probe(engine: &mut dyn CopyEngine, tier: Tier) -> Result<Link, Cop
             let ticket = unsafe { engine.prefetch(&[(&copy, piece(index).start)]) }?;
             engine.wait(&ticket)?;
             back.push(started.elapsed());
-            engine.free(copy);
+            drop(copy);
         }
     }
     let [offload_bytes_per_s, prefetch_bytes_per_s] = [&mut out[PIECES..], &mut back[PIECES..]].map(median_rate);

@@ -74,10 +74,6 @@ impl CopyEngine for TieredEngine {
         unsafe { self.of(copy.tier()).rescue(copy, to) }
     }
 
-    fn free(&mut self, copy: SlowCopy) {
-        self.of(copy.tier()).free(copy);
-    }
-
     fn tiers(&self) -> Vec<TierUse> {
         [self.host.tiers(), self.file.tiers()].concat()
     }

@@ -3,6 +3,7 @@
 use super::Driver;
 use crate::hardware::Tier;
 use crate::schedule::Instruction;
+use crate::torch::ancestry::MakerId;
 use crate::torch::recompute::Job;
 use crate::torch::residency::{Fault, Live, Place};
 use crate::torch::shim::Entry;
@@ -40,20 +41,20 @@ impl Driver {
 
     /// Carries out what is due before the next operator, up to the next rerun. Until then no other operator begins, and those that are
     /// under way in other threads keep what they use.
-    pub(super) fn carry_out(&mut self) -> Result<Option<Job>, Fault> {
+    pub(super) fn carry_out(&mut self) -> Option<Job> {
         if self.is_due() && self.leader.is_some_and(|leader| self.programs[leader].has_read_out()) {
             self.residency.engine.has_read_out();
         }
         Standing::begin(self).0.carry_out_all()
     }
 
-    fn carry_out_all(&mut self) -> Result<Option<Job>, Fault> {
+    fn carry_out_all(&mut self) -> Option<Job> {
         while self.acts
             && let Some(leader) = self.leader
             && let Some(instruction) = self.programs[leader].next_instruction()
         {
             match self.carry_out_one(leader, instruction) {
-                Ok(Some(job)) => return Ok(Some(job)),
+                Ok(Some(job)) => return Some(job),
                 Ok(None) => {}
                 // It stays where it is; the plan goes on without it.
                 Err(fault @ (Fault::Copy(_) | Fault::NoRoom(_))) => {
@@ -62,7 +63,7 @@ impl Driver {
                 Err(fault) => self.leave_schedule(fault.to_string()),
             }
         }
-        Ok(None)
+        None
     }
 
     fn carry_out_one(&mut self, leader: usize, instruction: Instruction) -> Result<Option<Job>, Fault> {
@@ -110,7 +111,7 @@ impl Driver {
                 _ => self.falls_short_of(leader, instruction, "it cannot be made again"),
             },
             Instruction::Rerun(operator) => {
-                let job = self.rerun(operator)?;
+                let job = self.rerun(leader, operator)?;
                 if job.is_none() {
                     self.falls_short_of(leader, instruction, "what it reads is not there");
                 }
@@ -118,7 +119,7 @@ impl Driver {
             }
             Instruction::Release(version) => {
                 let made_by = self.programs[leader].made_by(version);
-                let maker = made_by.and_then(|(operator, _)| self.makers.get(operator.index()).copied().flatten());
+                let maker = made_by.and_then(|(operator, _)| self.maker_of(leader, operator));
                 if let (Some(maker), Some((_, position))) = (maker, made_by) {
                     let version = self.residency.ancestry.outputs(maker)[position];
                     self.residency.release(version)?;
@@ -169,10 +170,15 @@ impl Driver {
         Ok(leaving.len() + entries.len() == storages.len())
     }
 
+    /// What runs an operator of the leader's again, where it has run.
+    fn maker_of(&self, leader: usize, operator: OperatorId) -> Option<MakerId> {
+        let nth = self.programs[leader].ran_as(operator)?;
+        self.makers.get(nth).copied().flatten()
+    }
+
     /// None where what the operator reads is not there.
-    fn rerun(&mut self, operator: OperatorId) -> Result<Option<Job>, Fault> {
-        let maker = self.makers.get(operator.index()).copied().flatten();
-        let ready = maker.filter(|&maker| {
+    fn rerun(&mut self, leader: usize, operator: OperatorId) -> Result<Option<Job>, Fault> {
+        let ready = self.maker_of(leader, operator).filter(|&maker| {
             let inputs = self.residency.ancestry.inputs(maker);
             inputs.iter().flatten().all(|&input| self.residency.at_hand(input).is_some())
         });

@@ -9,7 +9,7 @@ use super::{Driver, Ended, Wanted};
 use crate::locks::{lock, try_lock};
 use crate::torch::program::Follows;
 use crate::torch::recompute::{Job, Rebuild};
-use crate::torch::residency::{Ending, Fault, Written};
+use crate::torch::residency::{Fault, Restoring, Written};
 use crate::torch::session::{Listening, Observer, SessionError, Wish};
 use crate::torch::shim::{self, DeviceTiming, Entry, RawOperator};
 
@@ -71,7 +71,7 @@ impl Shared {
         // What an earlier iteration could not restore comes first.
         let restored = self.restore_all(self.lock());
         let mut driver = restored?;
-        driver.residency.ending = Ending::No;
+        driver.residency.restoring = Restoring::Nothing;
         driver.residency.reactive.line_bytes = line_bytes;
         driver.residency.reactive.budget_bytes = line_bytes;
         driver.begin(leader, wanted)?;
@@ -114,18 +114,16 @@ impl Shared {
         }
     }
 
-    fn carry_out<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) -> Result<MutexGuard<'a, Driver>, Fault> {
-        while let Some(job) = driver.carry_out()? {
-            driver = match self.run(driver, job) {
-                Ok(driver) => driver,
-                Err(fault) => {
-                    let mut driver = self.lock();
-                    driver.leave_schedule(fault.to_string());
-                    return Ok(driver);
-                }
-            };
+    /// Carries out what is due. What cannot be done is no part of the iteration any more: it goes on without its plan.
+    fn carry_out<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) -> MutexGuard<'a, Driver> {
+        while let Some(job) = driver.carry_out() {
+            driver = self.run(driver, job).unwrap_or_else(|fault| {
+                let mut driver = self.lock();
+                driver.leave_schedule(fault.to_string());
+                driver
+            });
         }
-        Ok(driver)
+        driver
     }
 
     /// Carries out what is due before the operator, and sees to it that it finds what it uses.
@@ -137,7 +135,7 @@ impl Shared {
         shim::device_interrupted();
         let (_turn, mut driver) = self.take_turn(driver);
         if driver.is_due() {
-            driver = self.carry_out(driver)?;
+            driver = self.carry_out(driver);
             if driver.residency.use_at_once(operator.accesses()) {
                 return Ok(driver);
             }
@@ -163,7 +161,7 @@ impl Shared {
             Ok(driver) => (driver, None),
             Err(fault) => (self.lock(), Some(fault)),
         };
-        driver.residency.ending = Ending::No;
+        driver.residency.restoring = Restoring::Nothing;
         driver.residency.end_wait(&entries);
         fault.map_or(Ok(driver), Err)
     }
@@ -186,7 +184,7 @@ impl Shared {
             }
             while let Some(version) = driver.residency.at_risk(operator.accesses())? {
                 // What comes back now must not be dropped again before the write.
-                driver.residency.ending = Ending::Rebuilding;
+                driver.residency.restoring = Restoring::Dropped;
                 driver = self.rebuild(driver, Rebuild::of(version))?;
             }
             driver.residency.fetch_together(entries)?;
@@ -216,7 +214,7 @@ impl Shared {
         let mut driver = self.lock_at_end()?;
         // What is due before an operator that is still to come has to wait for that to be looked at.
         if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
-            driver = self.carry_out(driver)?;
+            driver = self.carry_out(driver);
         }
         driver.leave_away();
         let leaves = !driver.residency.may_bring_back();
@@ -226,7 +224,7 @@ impl Shared {
         }
         let restored = self.restore(driver, leaves).map(drop);
         let mut driver = self.lock();
-        driver.residency.ending = Ending::No;
+        driver.residency.restoring = Restoring::Nothing;
         if restored.is_err() {
             driver.residency.leave_away(|_, _| false);
         }
@@ -242,7 +240,7 @@ impl Shared {
         let _turn = lock_without_python(&self.turn);
         let ended = self.restore_and_finish(follows);
         let mut driver = self.lock();
-        driver.residency.ending = Ending::No;
+        driver.residency.restoring = Restoring::Nothing;
         driver.residency.exempt = false;
         driver.residency.reactive.line_bytes = u64::MAX;
         // With the driver locked: whoever makes room meanwhile may draw another line.
@@ -263,7 +261,7 @@ impl Shared {
         driver.follows = follows;
         driver.settle_end();
         driver.residency.settle_fresh();
-        let mut driver = self.carry_out(driver)?;
+        let mut driver = self.carry_out(driver);
         match follows {
             Follows::Unheard => driver.residency.leave_away(|_, _| false),
             Follows::Part => {}
@@ -308,7 +306,7 @@ impl Shared {
 
     /// Rebuilds what is dropped, at the expense of what can be swapped.
     fn rebuild_dropped<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) -> Result<MutexGuard<'a, Driver>, Fault> {
-        driver.residency.ending = Ending::Rebuilding;
+        driver.residency.restoring = Restoring::Dropped;
         while let Some(rebuild) = driver.next_dropped() {
             driver = self.rebuild(driver, rebuild)?;
         }
@@ -323,7 +321,7 @@ impl Shared {
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
         loop {
             driver = self.rebuild_dropped(driver)?;
-            driver.residency.ending = Ending::Fetching;
+            driver.residency.restoring = Restoring::Swapped;
             driver.residency.absorb_freed()?;
             driver.fetch_all()?;
             if driver.residency.dropped.is_empty() {
