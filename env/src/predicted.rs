@@ -18,6 +18,9 @@ use crate::walk::{Mark, Walk};
 const DRAWS_MAX: usize = 32;
 /// Instances that a hand-written policy solves at less overhead than this teach nothing.
 pub const TRIVIAL_OVERHEAD: f64 = 0.002;
+/// Steps after which an episode is truncated: more than any trace at hand has windows and operators. Every step evicts
+/// another window, or waits at another operator.
+pub const STEPS_MAX: usize = 1 << 20;
 /// Instances that an environment remembers: a validation's.
 const DRAWN_MAX: usize = 64;
 /// The stream of random numbers that picks a domain, beside the one that draws from it.

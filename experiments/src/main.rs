@@ -12,6 +12,7 @@ mod explanation;
 mod gpu_check;
 mod held_out;
 mod interrupt;
+mod learner_log;
 mod link;
 mod logs;
 mod loops;

@@ -73,6 +73,9 @@ pub(crate) const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
 /// Shares of the budget that decodes are made for, beside the whole of it: what is left is room for prefetches, which no
 /// pressure point asks for, and without which operators wait for data.
 const BUDGET_SHARES: [f64; 4] = [0.97, 0.94, 0.9, 0.84];
+/// The share of the time after which the first decode is given up, but not before [`TIME`] is over: of thousands of storages it takes
+/// longer than anything else.
+pub const DECODE_SHARE: f64 = 0.5;
 /// The share of the time after which no other decode is begun.
 pub const DECODES_SHARE: f64 = 0.2;
 /// The share of the time after which no other baseline is asked, and further decodes that are not done are given up.
@@ -86,9 +89,9 @@ const THREADS_MAX: usize = 8;
 
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///
-/// One decode of the policy is always made. What comes after it may be cut short by [`Limits::wall`], which is exceeded by
-/// no more than that decode, what a baseline does before its first decision, or some moves of the search; but where no plan
-/// fits yet, every baseline is asked. Without that, the same seed and the same numbers give the same plan on every machine.
+/// All of it may be cut short by [`Limits::wall`], but the first decode of the policy has [`TIME`], too. It is exceeded by no more
+/// than that, what a baseline does before its first decision, or some moves of the search; but where no plan fits yet, every
+/// baseline is asked. Without that, the same seed and the same numbers give the same plan on every machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner<'p> {
     /// Decodes of a learned policy beside the greedy one: for shares of the budget, then sampled.
@@ -144,13 +147,17 @@ impl Planner<'_> {
         let baselines = self.portfolio.iter().map(|name| Task::Ask { name, is_owed: false });
         let others = before.map(Task::OfferAgain).into_iter().chain(decodes).chain(baselines);
         planning.carry_out([first].into_iter().chain(others), threads);
+        if planning.stand().best.is_none() {
+            // Nothing was done in time.
+            planning.carry_out([Task::KeepAll].into_iter(), 1);
+        }
         if self.limits.evaluations > 0 && !planning.is_over(1.0) {
             planning.search(threads);
         }
         if !planning.has_fitting() {
             planning.carry_out(BASELINES.iter().map(|name| Task::Ask { name, is_owed: true }), threads);
         }
-        let mut decided = planning.stand().best.take().expect("the first task makes a plan");
+        let mut decided = planning.stand().best.take().expect("there is one, if it keeps all");
         decided.planned.decide_ns = started.elapsed().as_nanos() as u64;
         decided
     }
@@ -245,9 +252,9 @@ impl<'a> Planning<'a> {
     }
 
     fn decode(&self, decode: u64) {
-        let is_owed = decode == 0;
+        let is_first = decode == 0;
         let is_late = || self.is_over(DECODES_SHARE) || self.left(PORTFOLIO_SHARE) <= self.stand().decode_time;
-        if !is_owed && is_late() {
+        if !is_first && is_late() {
             return;
         }
         let policy = self.policy.expect("a policy decodes");
@@ -260,7 +267,10 @@ impl<'a> Planning<'a> {
                 (share, policy.with_seed(self.limits.seed.wrapping_add((sampled - greedy) as u64)))
             }
         };
-        let is_over = || !is_owed && self.left(PORTFOLIO_SHARE).is_zero();
+        let is_over = || match is_first {
+            true => self.left(DECODE_SHARE).is_zero() && self.started.elapsed() >= TIME,
+            false => self.left(PORTFOLIO_SHARE).is_zero(),
+        };
         let Some(planned) = self.plan_within(share, &mut policy, &is_over) else { return };
         let mut stand = self.stand();
         stand.decode_time = Duration::from_nanos(planned.decide_ns);
@@ -314,7 +324,7 @@ impl<'a> Planning<'a> {
         let wall = self.limits.wall.map(|_| self.left(1.0));
         let limits = Limits { wall, ..self.limits };
         let mut stand = self.stand();
-        let best = &stand.best.as_ref().expect("the first task makes a plan").planned;
+        let best = &stand.best.as_ref().expect("there is one, if it keeps all").planned;
         let starts = if best.fits() { &stand.fitting[..] } else { slice::from_ref(&best.plan) };
         let Found { plan, prediction, .. } =
             search_together(self.problem, (starts, &best.plan), limits, self.policy, threads);

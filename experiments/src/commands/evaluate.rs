@@ -9,6 +9,7 @@ use clap::Args;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Budget;
+use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::write_whole;
 use serde::Serialize;
 
@@ -193,9 +194,12 @@ fn policies(config: &FamilyConfig, policy: &str) -> anyhow::Result<Vec<Chosen>> 
     std::iter::once(policy).chain(baselines).map(Chosen::parse).collect()
 }
 
-/// The part of a policy's name that can name a directory.
+/// The part of a policy's name that can name a directory: of a file's its last part, without the ending unless that leaves the name
+/// of a baseline.
 fn run_name(policy: &str) -> String {
-    Path::new(policy).file_stem().map_or_else(|| policy.to_owned(), |stem| stem.to_string_lossy().into_owned())
+    let path = Path::new(policy);
+    let stem = path.file_stem().filter(|stem| stem.to_str().is_none_or(|stem| !BASELINES.contains(&stem)));
+    stem.or(path.file_name()).map_or_else(|| policy.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// One run per policy; the step is the budget in percent of the keep-all peak.
@@ -269,5 +273,16 @@ fn print(comparison: &Comparison<'_>, results: &[PointResult]) {
                 mib(result.keep_all_peak_bytes),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::run_name;
+
+    #[test]
+    fn no_two_policies_that_are_compared_log_the_same_run() {
+        let runs = ["demo/gpt.policy", "mine", "dtr", "demo/dtr.policy"].map(run_name);
+        assert_eq!(runs, ["gpt", "mine", "dtr", "dtr.policy"]);
     }
 }

@@ -10,6 +10,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use plimsoll_agent::{Evolution, EvolutionConfig, LearnsFrom, Ppo, PpoConfig, UpdateReport};
 use plimsoll_env::config::FamilyConfig;
+use plimsoll_env::predicted::STEPS_MAX;
 use plimsoll_env::real::Rewards;
 use plimsoll_env::units::{Bandwidth, Budget};
 use plimsoll_env::{Domain, Instance, TorchEnvironment};
@@ -17,9 +18,9 @@ use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::network::{Network, NetworkWeights};
 use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, Planner, PolicyFile, plan};
 
-use super::train::{STEPS_MAX, describe, scalars};
 use crate::chosen::Chosen;
 use crate::interrupt::watch_for_interrupt;
+use crate::learner_log::{describe, scalars};
 use crate::link::{LATENCY_NS, bandwidth, emulated};
 use crate::loops::{LoopFlags, build};
 use crate::progress;

@@ -380,6 +380,20 @@ fn what_has_no_recipe_for_its_switches_are_too_many_is_not_run_again() {
     assert!(within["reruns"].as_u64() > Some(0), "what has one is: {within}");
 }
 
+/// Else what an update wrote would be made again by all updates before it: hundreds of thousands of reruns.
+#[test]
+fn until_iterations_are_found_updates_are_not_run_again() {
+    let Some(ground) = ground() else { return };
+    let run = |budget: &str| ground.start("unmarked.py", budget, &[]).end().unwrap();
+    let untouched = run("");
+    for budget in ["--budget 6628084", "--budget 5307002"] {
+        let within = run(budget);
+        assert_eq!(within["losses"], untouched["losses"], "{budget}");
+        let [reruns, evictions] = ["reruns", "evictions"].map(|count| within[count].as_u64().unwrap());
+        assert!(evictions > 50 && (20..2_000).contains(&reruns), "{budget}: {evictions} evictions, {reruns} reruns");
+    }
+}
+
 #[test]
 fn passes_over_batches_that_were_there_before_are_told_apart() {
     let Some(ground) = ground() else { return };

@@ -25,6 +25,7 @@ use super::residency::{Fault, Live, Place, Residency, Written};
 use super::session::Wish;
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
 use super::succession::{Left, Legacies};
+use crate::trace::Phase;
 
 /// How an iteration goes otherwise than was expected.
 enum Deviation {
@@ -73,6 +74,9 @@ pub(crate) struct Driver {
     orphans: BTreeSet<Entry>,
     /// Held storages that the program should have let go of by now, and that are asked about until they go.
     late: BTreeSet<Entry>,
+    /// Where it is not known where it ends, whether it has come to a backward pass: what updates write from then on is rebuilt from no
+    /// earlier update.
+    endless: Option<bool>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
     /// Whether anything may be recomputed, so that every operator's recipe is kept while nothing is planned.
@@ -107,6 +111,7 @@ impl Driver {
             legacies: Legacies::default(),
             orphans: BTreeSet::new(),
             late: BTreeSet::new(),
+            endless: None,
             refusal: None,
             may_recompute: false,
             keeps_all_recipes: false,
@@ -122,6 +127,7 @@ impl Driver {
         self.expected = wanted.expected;
         self.start_bytes = None;
         self.outgrows = false;
+        self.endless = None;
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin(self.residency.reactive.line_bytes);
             let names = self.legacies.of(program.serial);
@@ -272,12 +278,25 @@ impl Driver {
         self.outgrows || program.fit() == Fit::Beyond || !self.residency.can_rely_on_swaps()
     }
 
-    fn wish(&self) -> Wish {
-        let recipe = self.keeps_all_recipes
+    /// What begins goes on until an iteration of the loop is found, which may be never.
+    pub(crate) fn has_no_end(&mut self) {
+        self.endless = Some(false);
+    }
+
+    /// Whether an operator writes what another iteration would begin with.
+    fn updates(&self, operator: &RawOperator) -> bool {
+        self.endless == Some(true)
+            && operator.accesses().iter().any(|access| access.mode().writes())
+            && shim::phase() == Phase::Update
+    }
+
+    fn wish(&self, operator: &RawOperator) -> Wish {
+        let wants_recipe = self.keeps_all_recipes
             || match self.followed() {
                 Some(program) => program.wants_recipe() || self.may_recompute && self.may_drop_anything(program),
                 None => self.may_recompute,
             };
+        let recipe = wants_recipe && !self.updates(operator);
         let watch = recipe || self.recording.is_some() && self.record != Record::Times;
         // What an operator costs that is known stands in its trace.
         let costs_wanted = recipe && self.leader.is_none();
@@ -301,6 +320,9 @@ impl Driver {
         }
         if let Some(recording) = &mut self.recording {
             recording.ran(operator, self.lost_ns);
+        }
+        if self.endless == Some(false) && shim::phase() == Phase::Backward {
+            self.endless = Some(true);
         }
         let nth = self.makers.len();
         self.ask_programs(|program| program.ran(operator, nth));

@@ -18,7 +18,8 @@ use crate::policy::{Choice, Policy};
 /// How often one rebuild may give up the same of what its reruns will read. Each time it is made anew, with all that this takes; without
 /// end that is twice and more the work for each step of a chain.
 const GIVEN_UP_MAX: u32 = 4;
-/// Reruns looked at when a candidate's recompute time is estimated.
+/// Reruns looked at when a candidate's recompute time is estimated. What takes more is dropped where little else is left: where a loop's
+/// iterations have not been found, what an update wrote goes back to all updates before it.
 const ANCESTORS_MAX: usize = 256;
 /// Candidates of one decision. Where there are more, it begins to look for them where the last one ended: to look at thousands for each of
 /// thousands of evictions takes far longer than the evictions do. DTR draws its candidates, too.
@@ -32,6 +33,8 @@ enum Eligible {
     Idle,
     /// Gradients, too.
     GradientsToo,
+    /// And what takes more reruns to make again than are looked at.
+    DistantToo,
     /// What somebody waits for who still waits for something else.
     Awaited,
     /// What reruns to come will read.
@@ -39,6 +42,17 @@ enum Eligible {
     /// What was made from nothing, zeros say, and not used so far: an optimizer makes its state so, all at once. It is not dropped.
     /// What has no bytes yet stays, and so does what was made just now: a program that fills it in past the dispatcher is at that.
     Fresh,
+}
+
+/// What it takes to make a version again.
+#[derive(Clone, Copy, Default)]
+struct RebuildCost {
+    /// Time of its maker.
+    own_ns: u64,
+    /// … and of everything else that has to run again for it, as far as it was looked at.
+    total_ns: u64,
+    /// Whether that is not all.
+    is_distant: bool,
 }
 
 /// Who decides under pressure, and what the decisions go by.
@@ -177,8 +191,8 @@ impl Residency {
         if self.discard_oldest_copy()? {
             return Ok(true);
         }
-        use Eligible::{Awaited, Expected, Fresh, GradientsToo, Idle};
-        for eligible in [Idle, GradientsToo, Awaited, Expected, Fresh] {
+        use Eligible::{Awaited, DistantToo, Expected, Fresh, GradientsToo, Idle};
+        for eligible in [Idle, GradientsToo, DistantToo, Awaited, Expected, Fresh] {
             if let Some((entry, action)) = self.choose(deficit_bytes - under_way, eligible) {
                 // A failure is remembered, so that it is not chosen again.
                 match action {
@@ -221,8 +235,9 @@ impl Residency {
     fn release_cheapest_expected(&mut self) -> Result<bool, Fault> {
         let times = |version: &VersionId| self.given_up.get(version).copied().unwrap_or(0);
         let unread = self.beside.iter().copied().filter(|&version| self.ancestry.version(version).wanted == 0);
-        let cheapest =
-            unread.filter(|version| times(version) < GIVEN_UP_MAX).min_by_key(|&version| self.rebuild_ns(version).1);
+        let cheapest = unread
+            .filter(|version| times(version) < GIVEN_UP_MAX)
+            .min_by_key(|&version| self.rebuild_cost(version).total_ns);
         let Some(version) = cheapest else { return Ok(false) };
         *self.given_up.entry(version).or_default() += 1;
         self.release(version).map(|()| true)
@@ -361,10 +376,10 @@ impl Residency {
         let transfer_ns = link.offload_ns(bytes) + link.prefetch_ns(bytes);
         let contention_ns = 2 * link.contention_ns(bytes);
         let can_recompute = recompute && may_drop && self.restoring == Restoring::Nothing && self.can_drop(entry);
-        let (own_recompute_ns, recompute_ns) = match version {
-            Some(version) if can_recompute => self.rebuild_ns(version),
-            _ => (0, 0),
-        };
+        let rebuild = version.filter(|_| can_recompute).map(|version| self.rebuild_cost(version));
+        let may_be_distant = !matches!(eligible, Eligible::Idle | Eligible::GradientsToo);
+        let rebuild = rebuild.filter(|rebuild| !rebuild.is_distant || may_be_distant);
+        let RebuildCost { own_ns: own_recompute_ns, total_ns: recompute_ns, .. } = rebuild.unwrap_or_default();
         let children = version.map(|version| self.ancestry.version(version));
         Candidate {
             window,
@@ -381,12 +396,12 @@ impl Residency {
             dropped_children_ns: children.map_or(0, |version| version.dropped_children_ns),
             used_again: true,
             can_swap: swap && !self.swaps.are_refused,
-            can_recompute,
+            can_recompute: rebuild.is_some(),
         }
     }
 
-    /// Time of the version's maker, and of everything that would have to run again to restore it.
-    pub(super) fn rebuild_ns(&self, version: VersionId) -> (u64, u64) {
+    /// What it takes to make a version again.
+    fn rebuild_cost(&self, version: VersionId) -> RebuildCost {
         let (mut own_ns, mut total_ns) = (0, 0);
         let mut seen = Vec::with_capacity(8);
         let mut next = 0;
@@ -406,6 +421,6 @@ impl Residency {
                 }
             }
         }
-        (own_ns, total_ns)
+        RebuildCost { own_ns, total_ns, is_distant: next < seen.len() }
     }
 }

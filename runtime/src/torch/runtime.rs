@@ -300,6 +300,7 @@ impl Runtime {
         let Next { leader, wanted, line_bytes, .. } = self.next(true);
         // It starts anywhere in an iteration.
         self.shared.begin(leader, Wanted { record: Record::Nothing, ..wanted }, line_bytes)?;
+        self.shared.lock().has_no_end();
         Ok(Detecting { detector, listening: Some(listening) })
     }
 

@@ -388,7 +388,7 @@ impl Observer for Shared {
         if driver.is_due() || !driver.residency.use_at_once(operator.accesses()) {
             driver = self.intervene(driver, operator).map_err(|fault| fault.to_string())?;
         }
-        let wish = driver.wish();
+        let wish = driver.wish(operator);
         // Until the operator has run the lock is only taken by who makes room, and what is being written is no longer
         // what anything could be rebuilt from.
         let begun = UNDER_WAY.with_borrow_mut(|UnderWay { part, written }| {

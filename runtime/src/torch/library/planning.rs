@@ -7,7 +7,8 @@ use super::Library;
 use crate::baselines::Dtr;
 use crate::lineage::{Lineage, WindowId};
 use crate::plan::{Action, Plan};
-use crate::planner::{Decided, KEEP_ALL, PORTFOLIO, Planner, least_feasible_budget};
+use crate::planner::{Decided, KEEP_ALL, PORTFOLIO, Planner, TIME, TIME_PER_WINDOW, least_feasible_budget};
+use crate::search::Limits;
 use crate::sweep::Problem;
 use crate::timeline::Timeline;
 use crate::torch::ladder::Rung;
@@ -19,8 +20,12 @@ use crate::trace::Trace;
 const PLANS_FREE: u64 = 8;
 /// What planning may take then, of the loop's own time. What is planned beyond that is decoded greedily.
 pub(super) const PLANNING_SHARE: f64 = 0.1;
-/// How what is planned beyond that is made; without a policy, by the baseline that was the best most often.
+/// How what is planned beyond that is made, and in which share of the time that planning takes otherwise; without a policy, by the
+/// baseline that was the best most often.
 const HASTY: Planner<'static> = Planner { portfolio: PORTFOLIO.split_at(1).0, ..Planner::decoding(0, 0) };
+const HASTES: u32 = 10;
+/// Windows up to which it is found out how much would be enough, where a plan does not fit: that takes a dozen plans.
+const SOUNDED_MAX: usize = 10_000;
 
 impl Library {
     /// What the budget leaves a plan.
@@ -46,18 +51,20 @@ impl Library {
         shelf.take_new_plan();
         shelf.is_hasty =
             !(shelf.is_first && self.report.plans < PLANS_FREE || self.report.has_time_to_plan(PLANNING_SHARE));
-        let planner = if shelf.is_hasty { &HASTY } else { &self.planner };
         let budget_bytes = self.budget.0.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
+        let windows = lineage.windows().len();
+        let in_haste = Limits { wall: Some(TIME.max(TIME_PER_WINDOW * windows as u32 / HASTES)), ..HASTY.limits };
+        let planner = if shelf.is_hasty { &Planner { limits: in_haste, ..HASTY } } else { &self.planner };
         let problem = self.problem(trace, lineage, budget_bytes);
-        let keep_all = || (Plan::keep_all(lineage.windows().len()), KEEP_ALL);
+        let keep_all = || (Plan::keep_all(windows), KEEP_ALL);
         let (plan, by) = if lineage.keep_all_peak_bytes() <= budget_bytes {
             keep_all()
         } else {
             let Decided { planned, by } = self.decider.plan(problem, planner, before);
             // Where something may be left away, less may do.
             let less_may_do = self.is_loop && self.may_leave_away();
-            if !(planned.fits() || shelf.is_hasty || less_may_do) {
+            if !(planned.fits() || shelf.is_hasty || less_may_do) && windows <= SOUNDED_MAX {
                 let mut policies = [self.decider.policy(), Box::new(Dtr)];
                 let least = least_feasible_budget(problem, &mut policies);
                 self.least_feasible_bytes = self.least_feasible_bytes.max(Some(least));
