@@ -272,4 +272,13 @@ mod tests {
         assert!(links.contains("2.0 µs a window, at most 2.0. 1 points more are left out"));
         assert!(rest.contains("| all | 1 | 20.00 | 20.00 |"), "{rest}");
     }
+
+    #[test]
+    fn a_policy_whose_decode_holds_no_budget_has_no_means() {
+        let points = vec![point(true, Some(110))];
+        let policies = vec!["policy".into(), "other".into()];
+        let text = Digest(&[Digested { name: "vgg".into(), policies, points }]).to_string();
+        assert!(text.contains("| all, policy 1 | 1 | 20.00 |") && text.contains("Policy 1. "), "{text}");
+        assert!(!text.contains("policy 2") && !text.contains("Policy 2") && !text.contains("NaN"), "{text}");
+    }
 }
