@@ -5,14 +5,30 @@ import json
 import sys
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 
-def begin(description):
-    """The runtime, where the command line names a budget, and the device."""
+class Layer(nn.Module):
+    """The feed-forward half of a transformer's layer."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, hidden):
+        return hidden + self.narrow(functional.gelu(self.wide(self.norm(hidden))))
+
+
+def begin(description, *numbers):
+    """The runtime, where the command line names a budget, and the device; and what `numbers` it gives beside those."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--budget")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--recompute-alone", action="store_true")
+    for number in numbers:
+        parser.add_argument(f"--{number}", type=int)
     asked = parser.parse_args()
     runtime = None
     if asked.budget:
@@ -20,7 +36,7 @@ def begin(description):
 
         runtime = plimsoll.Runtime(asked.budget, device=asked.device, swap=False if asked.recompute_alone else None)
     torch.manual_seed(0)
-    return runtime, asked.device
+    return runtime, asked.device, *(getattr(asked, number) for number in numbers)
 
 
 def by_address(function):

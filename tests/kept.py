@@ -1,25 +1,19 @@
 """What layers have made, and what has gone back through them, is kept from one iteration to the next: by recompute alone no plan fits
 where bytes run out of which some can always be dropped.
 
-Prints as JSON the losses, and whether any plan was carried out."""
+Prints as JSON the losses, and the report."""
 
-import argparse
-import json
+import contextlib
 
+import job
 import torch
 from torch import nn
-
-import plimsoll
 
 WIDTH, LAYERS, ROWS = 64, 12, 200
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", default="1GiB")
-    asked = parser.parse_args()
-    torch.manual_seed(0)
-    runtime = plimsoll.Runtime(asked.budget, swap=False, device=torch.device("cpu"))
+    runtime, _ = job.begin(__doc__)
     layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
     optimizer = torch.optim.SGD(layers.parameters(), 0.1)
     kept = {}
@@ -28,7 +22,7 @@ def main():
         layer.register_full_backward_hook(lambda layer, _, back: kept.update({(layer, "back"): back[0].detach()}))
     losses = []
     for _ in range(12):
-        with runtime.iteration():
+        with runtime.iteration() if runtime else contextlib.nullcontext():
             optimizer.zero_grad()
             hidden = torch.randn(ROWS, WIDTH)
             for layer in layers:
@@ -38,8 +32,8 @@ def main():
             loss.backward()
             optimizer.step()
             losses.append(loss.item().hex())
-    latest = runtime.report()["latest"]
-    print(json.dumps({"losses": losses, "planned": any(iteration["course"] == "planned" for iteration in latest)}))
+    job.end(runtime, losses)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,28 +1,23 @@
 """What dropped storages are made from dies while an operator is made ready whose result gets its number.
 
-Prints what was found as JSON, and in which ways iterations deviated."""
+Prints what was found as JSON, and the report."""
 
-import argparse
-import json
+import contextlib
 
+import job
 import torch
-
-import plimsoll
 
 STORAGES, NUMBERS, ITERATIONS = 8, 1 << 18, 20
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", default="1GiB")
-    asked = parser.parse_args()
-    runtime = plimsoll.Runtime(asked.budget, swap=False, device=torch.device("cpu"))
+    runtime, _ = job.begin(__doc__)
     weight, found = torch.nn.Parameter(torch.ones(NUMBERS)), set()
     for iteration in range(ITERATIONS):
         # More than is planned for.
         ballast = torch.zeros(5 * NUMBERS) if iteration > 5 and iteration % 2 else None
         roots = [torch.arange(NUMBERS, dtype=torch.float32) * (scale + 1) for scale in range(STORAGES)]
-        with runtime.iteration():
+        with runtime.iteration() if runtime else contextlib.nullcontext():
             made = [root * 2.0 for root in roots]
             at_once = [torch.zeros(NUMBERS) + 1.0 for _ in range(4)]
             total = sum(part.sum() for part in at_once)
@@ -40,8 +35,8 @@ def main():
             found.add(total.item())
             del results, made, total
         del ballast
-    deviations = {iteration["deviation"] for iteration in runtime.report()["latest"]} - {None}
-    print(json.dumps({"found": sorted(found), "deviations": sorted(deviations)}))
+    job.end(runtime, sorted(found))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,29 +1,23 @@
 """Storages that only Python has, dropped and brought back in the loop's thread and in another, both of which run operators that hold
 Python up.
 
-Prints as JSON what was found, and how much was evicted."""
+Prints as JSON what was found, and the report."""
 
-import argparse
+import contextlib
 import faulthandler
-import json
 import threading
 import time
 
+import job
 import torch
-
-import plimsoll
 
 STORAGES, ROWS, COLUMNS, SECONDS = 20, 256, 1024, 3
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", default="1GiB")
-    asked = parser.parse_args()
+    runtime, _ = job.begin(__doc__)
     # Where threads wait for each other, this ends the process.
     faulthandler.dump_traceback_later(120, exit=True)
-    torch.manual_seed(0)
-    runtime = plimsoll.Runtime(asked.budget, swap=False, device=torch.device("cpu"))
     base, shared, ends = torch.randn(ROWS, COLUMNS), [], threading.Event()
 
     def hold_python_up(times):
@@ -41,7 +35,7 @@ def main():
     threading.Thread(target=beside).start()
     found, begun = set(), time.monotonic()
     while time.monotonic() < begun + SECONDS:
-        with runtime.iteration():
+        with runtime.iteration() if runtime else contextlib.nullcontext():
             kept = []
             for scale in range(STORAGES):
                 made = base * float(scale)
@@ -56,8 +50,8 @@ def main():
             found.add(total.hex())
             shared.clear()
     ends.set()
-    report = runtime.report()
-    print(json.dumps({"found": sorted(found), "evictions": report["reactive_evictions"], "reruns": report["reruns"]}))
+    job.end(runtime, sorted(found))
 
 
-main()
+if __name__ == "__main__":
+    main()

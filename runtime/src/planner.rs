@@ -68,7 +68,12 @@ pub const PORTFOLIO: [&str; 20] = [
 /// What planning takes where nobody limits it.
 pub const TIME: Duration = Duration::from_millis(200);
 /// … for each window of the trace, where there are more than a thousand.
-pub(crate) const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
+const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
+
+/// What planning takes where nobody limits it, of a trace with so many windows.
+pub(crate) fn time_for(windows: usize) -> Duration {
+    TIME.max(TIME_PER_WINDOW * windows as u32)
+}
 
 /// Shares of the budget that decodes are made for, beside the whole of it: what is left is room for prefetches, which no
 /// pressure point asks for, and without which operators wait for data.
@@ -135,8 +140,7 @@ impl Planner<'_> {
         }
         let limits = match self.limits {
             Limits { evaluations: u64::MAX, wall: None, seed } => {
-                let windows = problem.lineage.windows().len() as u32;
-                Limits { seed, ..Limits::wall(TIME.max(TIME_PER_WINDOW * windows)) }
+                Limits { seed, ..Limits::wall(time_for(problem.lineage.windows().len())) }
             }
             given => given,
         };
@@ -149,7 +153,7 @@ impl Planner<'_> {
         planning.carry_out([first].into_iter().chain(others), threads);
         if planning.stand().best.is_none() {
             // Nothing was done in time.
-            planning.carry_out([Task::KeepAll].into_iter(), 1);
+            planning.offer(KEEP_ALL, plan(problem, &mut KeepAll));
         }
         if self.limits.evaluations > 0 && !planning.is_over(1.0) {
             planning.search(threads);

@@ -310,7 +310,7 @@ impl Driver {
             Some(leader) if !operator.is_timed() => self.programs[leader].cost_ns(),
             _ => (operator.end_ns - operator.start_ns).saturating_sub(self.lost_ns),
         };
-        if operator.created().iter().any(|created| self.residency.has_told_nobody(created.entry)) {
+        if operator.created().iter().any(|created| self.residency.has_died_untold(created.entry)) {
             // It has the number of one that died while room was made for it.
             self.tell_deaths();
         }

@@ -389,7 +389,7 @@ impl Residency {
     }
 
     /// Whether a storage of that number has died since the last call of [`Residency::drain_died`].
-    pub(crate) fn has_told_nobody(&self, entry: Entry) -> bool {
+    pub(crate) fn has_died_untold(&self, entry: Entry) -> bool {
         self.died.contains(&entry)
     }
 

@@ -349,15 +349,15 @@ fn caught<R>(call: impl FnOnce() -> R) -> R {
     })
 }
 
-/// Calls the active observer, if any, in the middle of an operator.
-fn with_observer<R>(call: impl FnOnce(&dyn Observer) -> R) -> Option<R> {
+/// Calls the active observer, if any. It may be that of another thread, and is then given to keep.
+fn with_observer<R>(call: impl FnOnce(&dyn Observer, Option<&Arc<dyn Observer>>) -> R) -> Option<R> {
     caught(|| {
         HERE.with(|here| match &*here.borrow() {
-            Some(observer) => Some(call(&**observer)),
+            Some(observer) => Some(call(&**observer, None)),
             None => {
                 // Not locked meanwhile: what a rerun allocates on this thread comes back here.
                 let active = lock(&ACTIVE).clone();
-                active.map(|observer| call(&*observer))
+                active.map(|observer| call(&*observer, Some(&observer)))
             }
         })
     })
@@ -393,16 +393,12 @@ extern "C" fn on_before(operator: *const RawOperator) -> i32 {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
     let sum = |Wish { recipe, watch, times }| i32::from(recipe) + 2 * i32::from(watch) + 4 * i32::from(times);
-    answer(caught(|| {
-        HERE.with(|here| match &*here.borrow() {
-            Some(observer) => Some(observer.before(operator).map(sum)),
-            None => {
-                let active = lock(&ACTIVE).clone()?;
-                let answer = active.before(operator).map(sum);
-                BESIDE.set(answer.is_ok().then_some(active));
-                Some(answer)
-            }
-        })
+    answer(with_observer(|observer, others| {
+        let answer = observer.before(operator).map(sum);
+        if let Some(observer) = others.filter(|_| answer.is_ok()) {
+            BESIDE.set(Some(Arc::clone(observer)));
+        }
+        answer
     }))
 }
 
@@ -420,11 +416,11 @@ extern "C" fn on_failed(operator: *const RawOperator) {
 
 extern "C" fn on_pressure(bytes: u64) -> i32 {
     // Where nobody observes, the iteration has just ended, and its line with it: the allocation fits now.
-    answer(with_observer(|observer| observer.pressed(bytes).map(|()| 0)))
+    answer(with_observer(|observer, _| observer.pressed(bytes).map(|()| 0)))
 }
 
 extern "C" fn on_refused(bytes: u64) -> i32 {
-    answer(with_observer(|observer| observer.refused(bytes).map(i32::from)))
+    answer(with_observer(|observer, _| observer.refused(bytes).map(i32::from)))
 }
 
 extern "C" fn on_before_bystander(operator: *const RawOperator) -> i32 {

@@ -71,7 +71,7 @@ impl<R> Ancestry<R> {
     }
 
     /// One more of a maker's outputs is anchored through it; what is to be anchored for that goes onto `stack`.
-    pub(super) fn anchor_through(&mut self, maker: MakerId, stack: &mut Vec<VersionId>) {
+    fn anchor_through(&mut self, maker: MakerId, stack: &mut Vec<VersionId>) {
         let known = self.makers[maker.0 as usize].as_mut().expect("kept while it has outputs");
         known.anchors += 1;
         if known.anchors == 1 {
@@ -84,7 +84,7 @@ impl<R> Ancestry<R> {
     }
 
     /// One fewer of a maker's outputs is anchored through it.
-    pub(super) fn release_above(&mut self, maker: MakerId) {
+    fn release_above(&mut self, maker: MakerId) {
         let mut stack = Vec::new();
         self.release_through(maker, &mut stack);
         self.release_all(stack);
@@ -99,7 +99,7 @@ impl<R> Ancestry<R> {
         }
     }
 
-    pub(super) fn release_all(&mut self, mut stack: Vec<VersionId>) {
+    fn release_all(&mut self, mut stack: Vec<VersionId>) {
         while let Some(top) = stack.pop() {
             let released = self.version_mut(top);
             released.anchors -= 1;

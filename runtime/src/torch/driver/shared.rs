@@ -34,6 +34,13 @@ thread_local! {
     static UNDER_WAY: RefCell<UnderWay> = const { RefCell::new(UnderWay { part: 0, written: Vec::new() }) };
 }
 
+/// Books what this thread's operator was writing over. Not where it arrived in an iteration that is over, or in another part of one: an
+/// autograd thread's, whose backward pass has failed in another thread, is no part of what runs now.
+fn with_written<R>(driver: &mut Driver, book: impl FnOnce(&mut Driver, &[Written]) -> R) -> Option<R> {
+    UNDER_WAY
+        .with_borrow(|UnderWay { part, written }| (*part == driver.residency.part()).then(|| book(driver, written)))
+}
+
 /// Locks while Python's threads go on: who holds the lock may have to wait for Python.
 fn lock_without_python<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     try_lock(mutex).unwrap_or_else(|| shim::without_python(|| lock(mutex)))
@@ -408,30 +415,19 @@ impl Observer for Shared {
         let rarely = driver.leader.is_some() && !operator.is_timed();
         driver.residency.tick(rarely);
         driver.residency.end_use(operator.entries());
-        UNDER_WAY.with_borrow(|UnderWay { part, written }| {
-            if *part != driver.residency.part() {
-                // An autograd thread's, whose backward pass has failed in another thread. It is no part of what runs now.
-                return drop(operator.take_recipe());
-            }
-            if let Err(fault) = driver.ran(operator, written) {
-                // The operator has run; what cannot be booked is refused from here on.
-                driver.refusal.get_or_insert(fault.to_string());
-            }
-        });
+        match with_written(&mut driver, |driver, written| driver.ran(operator, written)) {
+            Some(Ok(())) => {}
+            // The operator has run; what cannot be booked is refused from here on.
+            Some(Err(fault)) => _ = driver.refusal.get_or_insert(fault.to_string()),
+            None => drop(operator.take_recipe()),
+        }
     }
 
     fn failed(&self, operator: &RawOperator) {
         let mut driver = self.lock();
         driver.residency.tick(false);
         driver.residency.end_use(operator.entries());
-        let is_of_now = UNDER_WAY.with_borrow(|UnderWay { part, written }| {
-            let is_of_now = *part == driver.residency.part();
-            if is_of_now {
-                driver.residency.end_writes(written);
-            }
-            is_of_now
-        });
-        if !is_of_now {
+        if with_written(&mut driver, |driver, written| driver.residency.end_writes(written)).is_none() {
             return;
         }
         if let Some(recording) = &mut driver.recording {

@@ -8,7 +8,7 @@ use super::Library;
 use super::decider::Decider;
 use super::planning::{PLANNING_SHARE, carried_over};
 use crate::lineage::{Edges, Lineage};
-use crate::planner::{PORTFOLIO, Planner, TIME, TIME_PER_WINDOW};
+use crate::planner::{PORTFOLIO, Planner, time_for};
 use crate::search::Limits;
 use crate::timeline::{Prediction, Timeline};
 use crate::torch::absence::{Leavable, Look, PartName, Price};
@@ -108,7 +108,7 @@ impl Library {
         let trace = &*rung.known.trace;
         let budget_bytes = self.left_bytes(rung);
         let survey = |lineage: &Lineage| {
-            let time = TIME.max(TIME_PER_WINDOW * lineage.windows().len() as u32) / SURVEYS;
+            let time = time_for(lineage.windows().len()) / SURVEYS;
             let planner = Planner { limits: Limits::wall(time), ..SURVEY };
             self.decider.plan(self.problem(trace, lineage, budget_bytes), &planner, Some(&rung.scheduled.plan)).planned
         };
