@@ -35,20 +35,16 @@ enum Deviation {
     Other(String),
 }
 
-/// The iteration under way, and what lasts from one to the next.
-pub(crate) struct Driver {
-    pub(crate) residency: Residency,
-    pub(crate) programs: Vec<Program>,
+/// The iteration under way, or the part of one.
+struct Iteration {
+    wanted: Wanted,
+    /// Whether a schedule is carried out.
+    acts: bool,
     /// The program whose schedule is carried out, or would be.
     leader: Option<usize>,
     /// The one that was it until other operators came than its own.
     lost: Option<usize>,
-    acts: bool,
-    is_strict: bool,
-    is_prelude: bool,
-    expected: Expected,
     recording: Option<Recording>,
-    record: Record,
     /// What runs operators again, in the order in which they ran.
     makers: Vec<Option<MakerId>>,
     /// What first went otherwise than was expected.
@@ -61,22 +57,53 @@ pub(crate) struct Driver {
     outgrows: bool,
     /// Time that went into making room inside the operator under way.
     lost_ns: u64,
-    /// What came before may have left these away; none where it was not known.
-    left_before: Option<Vec<Entry>>,
     /// What is away when it begins, and what is leaving.
     begun_without: (Vec<Entry>, Vec<Entry>),
+    /// Held storages that the program has let go of.
+    orphans: BTreeSet<Entry>,
+    /// Those that it should have let go of by now, and that are asked about until they go.
+    late: BTreeSet<Entry>,
+    /// Where it is not known where it ends, whether it has come to a backward pass: what updates write from then on is rebuilt from no
+    /// earlier update.
+    endless: Option<bool>,
+}
+
+impl Iteration {
+    /// One that begins now, while these are away and leaving.
+    fn begin(leader: Option<usize>, wanted: Wanted, begun_without: (Vec<Entry>, Vec<Entry>)) -> Self {
+        Iteration {
+            wanted,
+            acts: false,
+            leader,
+            lost: None,
+            recording: None,
+            makers: Vec::new(),
+            deviation: None,
+            started: Instant::now(),
+            start_bytes: None,
+            outgrows: false,
+            lost_ns: 0,
+            begun_without,
+            orphans: BTreeSet::new(),
+            late: BTreeSet::new(),
+            endless: None,
+        }
+    }
+}
+
+/// The iteration under way, and what lasts from one to the next.
+pub(crate) struct Driver {
+    pub(crate) residency: Residency,
+    pub(crate) programs: Vec<Program>,
+    iteration: Iteration,
+    /// What came before may have left these away; none where it was not known.
+    left_before: Option<Vec<Entry>>,
     /// What follows what ends, or ended last.
     follows: Follows,
     /// What the iteration before, if it was recorded, knew the storages as that it left.
     survivors: HashMap<Entry, Local>,
     /// What programs call the storages that others leave them.
     legacies: Legacies,
-    orphans: BTreeSet<Entry>,
-    /// Held storages that the program should have let go of by now, and that are asked about until they go.
-    late: BTreeSet<Entry>,
-    /// Where it is not known where it ends, whether it has come to a backward pass: what updates write from then on is rebuilt from no
-    /// earlier update.
-    endless: Option<bool>,
     /// Why operators are refused.
     pub(crate) refusal: Option<String>,
     /// Whether anything may be recomputed, so that every operator's recipe is kept while nothing is planned.
@@ -90,28 +117,12 @@ impl Driver {
         Driver {
             residency,
             programs: Vec::new(),
-            leader: None,
-            lost: None,
-            acts: false,
-            is_strict: false,
-            is_prelude: false,
-            expected: Expected::Any,
-            recording: None,
-            record: Record::Nothing,
-            makers: Vec::new(),
-            deviation: None,
-            started: Instant::now(),
-            start_bytes: None,
-            outgrows: false,
-            lost_ns: 0,
+            // None begins before it is said what is wanted of it.
+            iteration: Iteration::begin(None, Wanted::PRELUDE, Default::default()),
             left_before: Some(Vec::new()),
-            begun_without: Default::default(),
             follows: Follows::Unheard,
             survivors: HashMap::new(),
             legacies: Legacies::default(),
-            orphans: BTreeSet::new(),
-            late: BTreeSet::new(),
-            endless: None,
             refusal: None,
             may_recompute: false,
             keeps_all_recipes: false,
@@ -122,45 +133,20 @@ impl Driver {
     pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
         self.absorb_deaths()?;
         self.residency.begin();
-        self.is_prelude = wanted.is_prelude;
-        self.is_strict = wanted.strictly;
-        self.expected = wanted.expected;
-        self.start_bytes = None;
-        self.outgrows = false;
-        self.endless = None;
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin(self.residency.reactive.line_bytes);
             let names = self.legacies.of(program.serial);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
         self.residency.expect_at_most(self.programs.iter().map(Program::most_bytes).max().unwrap_or(0));
-        self.begun_without = self.residency.away();
-        (self.leader, self.lost) = (leader, None);
-        self.acts = wanted.act && leader.is_some_and(|leader| !wanted.strictly || self.programs[leader].is_bound());
         if self.follows == Follows::Unheard {
             self.left_before = Some(Vec::new());
         }
-        self.makers.clear();
-        self.deviation = None;
-        self.orphans.clear();
-        self.late.clear();
-        let before = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };
-        self.started = Instant::now();
-        self.record = wanted.record;
-        self.recording = wanted.record.has_operators().then(|| {
-            let local = |entry| before.get(&entry).copied();
-            let known = self
-                .residency
-                .iter()
-                .map(|(entry, live)| (entry, (local(entry), RawStorage { bytes: live.bytes, locked: live.locked })));
-            let known: HashMap<_, _> = known.collect();
-            let mut recording = Recording::begin(known, self.started);
-            let (away, leaving) = &self.begun_without;
-            if !(away.is_empty() && leaving.is_empty()) {
-                recording.pressed();
-            }
-            recording
-        });
+        self.iteration = Iteration::begin(leader, wanted, self.residency.away());
+        let may_lead = |leader: usize| !wanted.strictly || self.programs[leader].is_bound();
+        self.iteration.acts = wanted.act && leader.is_some_and(may_lead);
+        let survivors = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };
+        self.iteration.recording = wanted.record.has_operators().then(|| self.begin_recording(&survivors));
         shim::time_on_device(match wanted.record {
             Record::Nothing => DeviceTiming::Nothing,
             Record::Makespan | Record::Program => DeviceTiming::Makespan,
@@ -168,6 +154,19 @@ impl Driver {
         });
         shim::reset_peak();
         Ok(())
+    }
+
+    /// Takes down what is there when the iteration begins; the one before called them `survivors`.
+    fn begin_recording(&self, survivors: &HashMap<Entry, Local>) -> Recording {
+        let known = self.residency.iter().map(|(entry, live)| {
+            (entry, (survivors.get(&entry).copied(), RawStorage { bytes: live.bytes, locked: live.locked }))
+        });
+        let mut recording = Recording::begin(known.collect(), self.iteration.started);
+        let (away, leaving) = &self.iteration.begun_without;
+        if !(away.is_empty() && leaving.is_empty()) {
+            recording.pressed();
+        }
+        recording
     }
 
     /// Tells everyone which storages have died.
@@ -178,7 +177,7 @@ impl Driver {
     }
 
     fn tell_deaths(&mut self) {
-        let Driver { residency, programs, recording, orphans, .. } = self;
+        let Driver { residency, programs, iteration: Iteration { recording, orphans, .. }, .. } = self;
         for entry in residency.drain_died() {
             programs.iter_mut().for_each(|program| program.freed(entry));
             let was_told = orphans.remove(&entry);
@@ -195,37 +194,37 @@ impl Driver {
         if self.residency.held().is_empty() {
             return Ok(());
         }
-        let late = std::mem::take(&mut self.late);
+        let late = std::mem::take(&mut self.iteration.late);
         let mut suspects = late.clone();
         // What is recorded of a program that nobody knows says when each of them goes. Known ones ask for no more than what should be
         // gone by now: there may be thousands.
-        let asks_all = self.recording.is_some() && self.leader.is_none();
+        let asks_all = self.iteration.recording.is_some() && self.iteration.leader.is_none();
         if asks_all {
             suspects.extend(self.residency.held());
         } else {
-            let matching = self.programs.iter().filter(|program| program.matches);
+            let matching = self.programs.iter().filter(|program| program.matches());
             suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
         }
         for entry in suspects {
-            let was_told = self.orphans.contains(&entry);
+            let was_told = self.iteration.orphans.contains(&entry);
             if (was_told && !late.contains(&entry)) || !self.residency.held().contains(&entry) {
                 continue;
             }
             if !shim::is_orphan(entry)? {
                 if !asks_all {
-                    self.late.insert(entry);
+                    self.iteration.late.insert(entry);
                 }
                 continue;
             }
             if !was_told {
-                if let Some(recording) = &mut self.recording {
+                if let Some(recording) = &mut self.iteration.recording {
                     recording.freed(entry);
                 }
                 self.programs.iter_mut().for_each(|program| program.freed(entry));
-                self.orphans.insert(entry);
+                self.iteration.orphans.insert(entry);
             }
             if !self.residency.relinquish(entry)? {
-                self.late.insert(entry);
+                self.iteration.late.insert(entry);
             }
             // What comes next may have been made from it.
             self.absorb_deaths()?;
@@ -235,7 +234,7 @@ impl Driver {
 
     /// An operator is about to run.
     fn arrive(&mut self, operator: &RawOperator) -> Result<(), Fault> {
-        let arrived = self.recording.is_some().then(Instant::now);
+        let arrived = self.iteration.recording.is_some().then(Instant::now);
         self.absorb_deaths()?;
         // A program that is followed is asked what it lets go of.
         let is_followed = self.followed().is_some();
@@ -243,18 +242,19 @@ impl Driver {
             self.absorb_deaths()?;
         }
         self.tell_orphans()?;
-        if self.start_bytes.is_none() {
+        if self.iteration.start_bytes.is_none() {
             let bytes = self.residency.bytes_if_resident();
-            self.start_bytes = Some(bytes);
+            self.iteration.start_bytes = Some(bytes);
             self.programs.iter_mut().for_each(|program| program.ladder.starts_with(bytes));
             let line_bytes = self.residency.reactive.line_bytes;
-            self.outgrows = self.leader.is_some_and(|leader| !self.programs[leader].fits_from(bytes, line_bytes));
+            self.iteration.outgrows =
+                self.iteration.leader.is_some_and(|leader| !self.programs[leader].fits_from(bytes, line_bytes));
         }
         let start_bytes = self.start_bytes();
-        if let (Some(recording), Some(arrived)) = (&mut self.recording, arrived) {
+        if let (Some(recording), Some(arrived)) = (&mut self.iteration.recording, arrived) {
             recording.arrive(arrived, start_bytes);
         }
-        self.lost_ns = 0;
+        self.iteration.lost_ns = 0;
         self.ask_programs(|program| program.check(operator));
         self.find_again(operator);
         Ok(())
@@ -264,7 +264,7 @@ impl Driver {
     /// dispatcher.
     fn look_for_filled(&mut self, operator: &RawOperator) -> Result<(), Fault> {
         for entry in self.residency.find_filled(operator.accesses())? {
-            if let Some(recording) = &mut self.recording {
+            if let Some(recording) = &mut self.iteration.recording {
                 recording.filled(entry);
             }
             self.ask_programs(|program| program.filled(entry));
@@ -275,17 +275,17 @@ impl Driver {
     /// Whether anything may have to be dropped, whatever the plan says: there is more than it was made for, or what it keeps could not all
     /// be swapped, should the program depart from it.
     fn may_drop_anything(&self, program: &Program) -> bool {
-        self.outgrows || program.fit() == Fit::Beyond || !self.residency.can_rely_on_swaps()
+        self.iteration.outgrows || program.fit() == Fit::Beyond || !self.residency.can_rely_on_swaps()
     }
 
     /// What begins goes on until an iteration of the loop is found, which may be never.
     pub(crate) fn has_no_end(&mut self) {
-        self.endless = Some(false);
+        self.iteration.endless = Some(false);
     }
 
     /// Whether an operator writes what another iteration would begin with.
     fn updates(&self, operator: &RawOperator) -> bool {
-        self.endless == Some(true)
+        self.iteration.endless == Some(true)
             && operator.accesses().iter().any(|access| access.mode().writes())
             && shim::phase() == Phase::Update
     }
@@ -297,18 +297,18 @@ impl Driver {
                 None => self.may_recompute,
             };
         let recipe = wants_recipe && !self.updates(operator);
-        let watch = recipe || self.recording.is_some() && self.record != Record::Times;
+        let watch = recipe || self.iteration.recording.is_some() && self.iteration.wanted.record != Record::Times;
         // What an operator costs that is known stands in its trace.
-        let costs_wanted = recipe && self.leader.is_none();
-        let times = costs_wanted || self.recording.is_some() || self.residency.events.is_on();
+        let costs_wanted = recipe && self.iteration.leader.is_none();
+        let times = costs_wanted || self.iteration.recording.is_some() || self.residency.events.is_on();
         Wish { recipe, watch, times }
     }
 
     /// An operator has run.
     fn ran(&mut self, operator: &RawOperator, written: &[Written]) -> Result<(), Fault> {
-        let cost_ns = match self.leader {
+        let cost_ns = match self.iteration.leader {
             Some(leader) if !operator.is_timed() => self.programs[leader].cost_ns(),
-            _ => (operator.end_ns - operator.start_ns).saturating_sub(self.lost_ns),
+            _ => (operator.end_ns - operator.start_ns).saturating_sub(self.iteration.lost_ns),
         };
         if operator.created().iter().any(|created| self.residency.has_died_untold(created.entry)) {
             // It has the number of one that died while room was made for it.
@@ -318,16 +318,16 @@ impl Driver {
         if self.residency.events.is_on() {
             self.residency.events.operator(operator.name, operator.end_ns - operator.start_ns, shim::live_bytes());
         }
-        if let Some(recording) = &mut self.recording {
-            recording.ran(operator, self.lost_ns);
+        if let Some(recording) = &mut self.iteration.recording {
+            recording.ran(operator, self.iteration.lost_ns);
         }
-        if self.endless == Some(false) && shim::phase() == Phase::Backward {
-            self.endless = Some(true);
+        if self.iteration.endless == Some(false) && shim::phase() == Phase::Backward {
+            self.iteration.endless = Some(true);
         }
-        let nth = self.makers.len();
+        let nth = self.iteration.makers.len();
         self.ask_programs(|program| program.ran(operator, nth));
-        if self.leader.is_some() || self.lost.is_some() {
-            self.makers.push(maker);
+        if self.iteration.leader.is_some() || self.iteration.lost.is_some() {
+            self.iteration.makers.push(maker);
         } else {
             // Nobody leads any more, or will.
             self.residency.prune();
@@ -357,10 +357,10 @@ impl Driver {
     /// Something ends that is not the last of what is listened to: what its plan leaves away is left so, and what it found away and did
     /// without, where it is a prelude.
     fn leave_away(&mut self) {
-        let Driver { residency, programs, leader, is_prelude, .. } = self;
+        let Driver { residency, programs, iteration: Iteration { leader, wanted, .. }, .. } = self;
         let program = leader.map(|leader| &programs[leader]).filter(|program| program.is_complete());
         let stays = |entry| program.is_some_and(|program| program.stays(entry));
-        residency.leave_away(|entry, was_left| if *is_prelude { was_left } else { stays(entry) });
+        residency.leave_away(|entry, was_left| if wanted.is_prelude { was_left } else { stays(entry) });
     }
 
     /// The program ended at `left`, and everything was restored at `ended`.
@@ -368,13 +368,13 @@ impl Driver {
         self.residency.tidy_up()?;
         self.residency.check_at_end();
         self.residency.forget_makers();
-        let is_it = |program: &Program| program.matches && program.is_complete();
-        let leader = self.leader.filter(|&leader| is_it(&self.programs[leader]));
+        let is_it = |program: &Program| program.matches() && program.is_complete();
+        let leader = self.iteration.leader.filter(|&leader| is_it(&self.programs[leader]));
         let program = leader.or_else(|| self.programs.iter().position(is_it));
-        if !self.is_prelude {
+        if !self.iteration.wanted.is_prelude {
             let before = self.left_before.take();
             if let Some(program) = program.map(|program| &mut self.programs[program]) {
-                before.iter().for_each(|left| program.comes_after(left, &self.begun_without.1));
+                before.iter().for_each(|left| program.comes_after(left, &self.iteration.begun_without.1));
                 program.comes_before(self.follows);
                 self.left_before = Some(program.leavable().map(|(_, entry)| entry).collect());
             }
@@ -382,15 +382,16 @@ impl Driver {
         }
         let peak_bytes = shim::peak_bytes();
         let mut report = std::mem::take(&mut self.residency.report);
-        report.makespan_ns = (ended - self.started).as_nanos() as u64;
+        report.makespan_ns = (ended - self.iteration.started).as_nanos() as u64;
         report.peak_bytes = peak_bytes;
         report.over_budget_bytes = peak_bytes.saturating_sub(self.residency.reactive.budget_bytes);
         let planned = program.map(|program| &self.programs[program]).filter(|program| self.acts_on(program));
-        report.followed = self.deviation.is_none() && planned.is_some();
-        let ran_short = matches!(self.deviation, Some(Deviation::RanShort(_)));
-        report.deviation = self.deviation.take().map(|(Deviation::RanShort(what) | Deviation::Other(what))| what);
+        report.followed = self.iteration.deviation.is_none() && planned.is_some();
+        let ran_short = matches!(self.iteration.deviation, Some(Deviation::RanShort(_)));
+        report.deviation =
+            self.iteration.deviation.take().map(|(Deviation::RanShort(what) | Deviation::Other(what))| what);
         report.course = match program.map(|program| self.programs[program].scheduled()) {
-            Some(_) if !self.acts => Course::Watched,
+            Some(_) if !self.iteration.acts => Course::Watched,
             Some(scheduled) if !scheduled.schedule.is_idle() => Course::Planned,
             Some(scheduled) if !scheduled.exceeds_budget() => Course::Declined,
             None if self.has_resumed() => Course::Resumed,
@@ -399,21 +400,21 @@ impl Driver {
         // Where sizes are others than in the plan, or numbers live for longer, or other storages were away, nothing was predicted.
         let is_as_planned = |program: &Program| {
             let ends_alike = self.follows != Follows::Unheard || !program.leaves_any();
-            let stands_alike = program.begins_without(&self.begun_without) && ends_alike;
+            let stands_alike = program.begins_without(&self.iteration.begun_without) && ends_alike;
             program.fit() == Fit::Exact && !program.differs_in_small() && stands_alike
         };
         let exact = planned.filter(|program| is_as_planned(program));
         let prediction = exact.and_then(|program| program.scheduled().prediction);
         report.predicted =
             prediction.map(|seen| Predicted { makespan_ns: seen.makespan_ns, peak_bytes: seen.peak_bytes });
-        self.residency.events.iteration(self.started);
-        let mut recorded = self.recording.take();
+        self.residency.events.iteration(self.iteration.started);
+        let mut recorded = self.iteration.recording.take();
         if let Some(recording) = &mut recorded
             && (report.reactive_evictions > 0 || report.offloaded_bytes > 0 || report.reruns > 0)
         {
             recording.pressed();
         }
-        let on_device = match self.record {
+        let on_device = match self.iteration.wanted.record {
             Record::Nothing => Ok(None),
             _ => shim::take_device_times(recorded.as_ref().map_or(0, Recording::operators)),
         };
@@ -422,22 +423,22 @@ impl Driver {
         let on_device = on_device.ok().flatten();
         let on_device_ns = on_device.as_ref().map(|on_device| on_device.makespan_ns);
         let recorded = recorded.map(|recording| recording.end(left, peak_bytes, on_device));
-        self.leader = None;
-        Ok(Ended { report, recorded, on_device_ns, program, ran_short, was_prelude: self.is_prelude })
+        self.iteration.leader = None;
+        Ok(Ended { report, recorded, on_device_ns, program, ran_short, was_prelude: self.iteration.wanted.is_prelude })
     }
 
     /// Whether a plan was carried out that was found again after other operators than its program's.
     fn has_resumed(&self) -> bool {
-        let program = self.leader.or(self.lost).map(|leader| &self.programs[leader]);
+        let program = self.iteration.leader.or(self.iteration.lost).map(|leader| &self.programs[leader]);
         program.is_some_and(|program| program.has_gaps() && !program.scheduled().schedule.is_idle())
     }
 
     /// Programs take down what they call the storages that the iteration left, which was `program`.
     fn hand_over(&mut self, program: Option<usize>) {
         let Driver { programs, legacies, .. } = self;
-        programs.iter().filter(|program| program.is_misled).for_each(|program| legacies.distrust(program.serial));
+        programs.iter().filter(|program| program.is_misled()).for_each(|program| legacies.distrust(program.serial));
         if let Some(heir) = program.map(|program| &programs[program]) {
-            legacies.learn(heir.serial, &heir.found);
+            legacies.learn(heir.serial, heir.found());
         }
         // One that is alone is its own heir.
         let several = programs.len() > 1;
@@ -500,12 +501,12 @@ impl Driver {
 
     /// Whether an operator has arrived.
     pub(crate) fn has_started(&self) -> bool {
-        self.start_bytes.is_some()
+        self.iteration.start_bytes.is_some()
     }
 
     /// Device bytes when the first operator arrived, if everything were resident.
     pub(crate) fn start_bytes(&self) -> u64 {
-        self.start_bytes.unwrap_or_default()
+        self.iteration.start_bytes.unwrap_or_default()
     }
 
     /// Tells the next recording what this one called the storages that it left.

@@ -28,7 +28,7 @@ impl Drop for Standing<'_> {
 impl Driver {
     /// An instruction is not carried out, or not whole, because of `why`.
     fn falls_short_of(&mut self, leader: usize, instruction: Instruction, why: &str) {
-        if self.deviation.is_none() {
+        if self.iteration.deviation.is_none() {
             let place = self.programs[leader].place();
             self.deviates(format!("{place}: the plan cannot {instruction}: {why}"));
         }
@@ -36,21 +36,21 @@ impl Driver {
 
     /// Whether anything is due before the next operator.
     pub(super) fn is_due(&self) -> bool {
-        self.acts && self.leader.is_some_and(|leader| self.programs[leader].is_due())
+        self.iteration.acts && self.iteration.leader.is_some_and(|leader| self.programs[leader].is_due())
     }
 
     /// Carries out what is due before the next operator, up to the next rerun. Until then no other operator begins, and those that are
     /// under way in other threads keep what they use.
     pub(super) fn carry_out(&mut self) -> Option<Job> {
-        if self.is_due() && self.leader.is_some_and(|leader| self.programs[leader].has_read_out()) {
+        if self.is_due() && self.iteration.leader.is_some_and(|leader| self.programs[leader].has_read_out()) {
             self.residency.engine.has_read_out();
         }
         Standing::begin(self).0.carry_out_all()
     }
 
     fn carry_out_all(&mut self) -> Option<Job> {
-        while self.acts
-            && let Some(leader) = self.leader
+        while self.iteration.acts
+            && let Some(leader) = self.iteration.leader
             && let Some(instruction) = self.programs[leader].next_instruction()
         {
             match self.carry_out_one(leader, instruction) {
@@ -152,7 +152,7 @@ impl Driver {
             if self.residency.swaps.are_refused {
                 return Ok(false);
             }
-            self.residency.offload(&entries, tier, self.deviation.is_none())?;
+            self.residency.offload(&entries, tier, self.iteration.deviation.is_none())?;
         }
         Ok(gone + entries.len() == storages.len())
     }
@@ -173,7 +173,7 @@ impl Driver {
     /// What runs an operator of the leader's again, where it has run.
     fn maker_of(&self, leader: usize, operator: OperatorId) -> Option<MakerId> {
         let nth = self.programs[leader].ran_as(operator)?;
-        self.makers.get(nth).copied().flatten()
+        self.iteration.makers.get(nth).copied().flatten()
     }
 
     /// None where what the operator reads is not there.

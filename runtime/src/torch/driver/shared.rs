@@ -220,7 +220,7 @@ impl Shared {
         let _turn = lock_without_python(&self.turn);
         let mut driver = self.lock_at_end()?;
         // What is due before an operator that is still to come has to wait for that to be looked at.
-        if driver.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
+        if driver.iteration.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
             driver = self.carry_out(driver);
         }
         driver.leave_away();
@@ -254,7 +254,7 @@ impl Shared {
         shim::set_line(u64::MAX);
         shim::set_piece(u64::MAX);
         if let Err(fault) = &ended {
-            driver.recording = None;
+            driver.iteration.recording = None;
             driver.leave_schedule(fault.to_string());
         }
         ended
@@ -293,7 +293,7 @@ impl Shared {
         let started = Instant::now();
         let mut driver = self.lock();
         let made = make(&mut driver);
-        driver.lost_ns += started.elapsed().as_nanos() as u64;
+        driver.iteration.lost_ns += started.elapsed().as_nanos() as u64;
         made.map_err(|fault| fault.to_string())
     }
 
@@ -412,7 +412,7 @@ impl Observer for Shared {
 
     fn after(&self, operator: &RawOperator) {
         let mut driver = self.lock();
-        let rarely = driver.leader.is_some() && !operator.is_timed();
+        let rarely = driver.iteration.leader.is_some() && !operator.is_timed();
         driver.residency.tick(rarely);
         driver.residency.end_use(operator.entries());
         match with_written(&mut driver, |driver, written| driver.ran(operator, written)) {
@@ -430,10 +430,10 @@ impl Observer for Shared {
         if with_written(&mut driver, |driver, written| driver.residency.end_writes(written)).is_none() {
             return;
         }
-        if let Some(recording) = &mut driver.recording {
+        if let Some(recording) = &mut driver.iteration.recording {
             recording.failed();
         }
-        if let Some(leader) = driver.leader {
+        if let Some(leader) = driver.iteration.leader {
             let why = driver.programs[leader].failed();
             driver.leave_schedule(why);
         }

@@ -79,9 +79,9 @@ impl Library {
         let mut absence = std::mem::take(&mut self.absence);
         let parts: Vec<_> = absence.parts().filter_map(rung).collect();
         // Where iterations are divided, what some part of them does without; else what is there all the time.
-        let leaves = parts.iter().filter_map(|(program, _)| program.leaves).min();
+        let leaves = parts.iter().filter_map(|(program, _)| program.leaves()).min();
         let mut could = BTreeMap::new();
-        for (program, rung) in parts.iter().filter(|(program, _)| program.leaves == leaves) {
+        for (program, rung) in parts.iter().filter(|(program, _)| program.leaves() == leaves) {
             for (storage, entry) in program.leavable() {
                 if let Some(live) = driver.residency.get(entry) {
                     let idle_ns = rung.known.lineage.idle_around_ns(storage);
