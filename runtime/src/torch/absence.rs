@@ -9,6 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
+use super::names::PartName;
 use super::shim::Entry;
 
 /// Iterations that are judged by.
@@ -24,9 +25,6 @@ const PATIENCE_GROWS: u32 = 4;
 const BETTER: f64 = 0.97;
 /// What differs by less in time is alike: then it counts what is copied, which costs more than is predicted.
 const ALIKE: f64 = 0.99;
-
-/// A part of an iteration: the names of its program and of the rung that it went by.
-pub(super) type PartName = (u64, u64);
 
 /// What is predicted of several parts together: bytes over the budget, time, and bytes that are copied there or back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -197,6 +195,10 @@ fn share_of(could: &[Leavable], share: u64) -> Vec<Entry> {
 mod tests {
     use super::*;
 
+    fn parts(numbers: &[u64]) -> Vec<PartName> {
+        numbers.iter().copied().map(PartName::numbered).collect()
+    }
+
     fn priced(makespan_ns: u64) -> Price {
         Price { makespan_ns, ..Price::default() }
     }
@@ -251,19 +253,18 @@ mod tests {
     #[test]
     fn it_is_looked_at_at_once_where_a_program_is_new_and_does_not_hold_the_budget() {
         let mut absence = Absence::default();
-        assert_eq!(absence.note(vec![(1, 1)], false), None);
-        assert_eq!(absence.note(vec![(1, 1)], true), Some(Look::AtOnce));
+        assert_eq!(absence.note(parts(&[1]), false), None);
+        assert_eq!(absence.note(parts(&[1]), true), Some(Look::AtOnce));
         absence.decide(Vec::new(), |_| priced(1));
-        assert_eq!(absence.note(vec![(1, 1)], true), None);
-        assert_eq!(absence.note(vec![(1, 1), (2, 2)], true), Some(Look::AtOnce));
+        assert_eq!(absence.note(parts(&[1]), true), None);
+        assert_eq!(absence.note(parts(&[1, 2]), true), Some(Look::AtOnce));
     }
 
     #[test]
     fn it_is_looked_at_once_enough_is_known_and_then_ever_more_rarely() {
         let mut absence = Absence::default();
         let mut until = || {
-            let look =
-                (1..).find_map(|at| Some((at, absence.note(vec![(1, 1), (2, 2)], false)?))).expect("without an end");
+            let look = (1..).find_map(|at| Some((at, absence.note(parts(&[1, 2]), false)?))).expect("without an end");
             absence.decide(Vec::new(), |_| priced(1));
             look
         };
@@ -274,9 +275,8 @@ mod tests {
     #[test]
     fn to_look_at_it_sooner_does_not_make_it_rarer() {
         let mut absence = Absence::default();
-        let parts = || vec![(1, 1), (2, 2)];
         let until = |absence: &mut Absence| {
-            let at = (1..).find(|_| absence.note(parts(), false).is_some()).expect("without an end");
+            let at = (1..).find(|_| absence.note(parts(&[1, 2]), false).is_some()).expect("without an end");
             absence.decide(Vec::new(), |_| priced(1));
             at
         };

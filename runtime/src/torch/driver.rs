@@ -135,7 +135,7 @@ impl Driver {
         self.residency.begin();
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin(self.residency.reactive.line_bytes);
-            let names = self.legacies.of(program.serial);
+            let names = self.legacies.of(program.name);
             program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
         }
         self.residency.expect_at_most(self.programs.iter().map(Program::most_bytes).max().unwrap_or(0));
@@ -436,14 +436,14 @@ impl Driver {
     /// Programs take down what they call the storages that the iteration left, which was `program`.
     fn hand_over(&mut self, program: Option<usize>) {
         let Driver { programs, legacies, .. } = self;
-        programs.iter().filter(|program| program.is_misled()).for_each(|program| legacies.distrust(program.serial));
+        programs.iter().filter(|program| program.is_misled()).for_each(|program| legacies.distrust(program.name));
         if let Some(heir) = program.map(|program| &programs[program]) {
-            legacies.learn(heir.serial, heir.found());
+            legacies.learn(heir.name, heir.found());
         }
         // One that is alone is its own heir.
         let several = programs.len() > 1;
         let left = program.filter(|_| several).map(|program| &programs[program]);
-        legacies.leave(left.map(|program| Left { by: program.serial, entries: program.entries().to_vec() }));
+        legacies.leave(left.map(|program| Left { by: program.name, entries: program.entries().to_vec() }));
         for (index, followed) in programs.iter_mut().enumerate() {
             followed.hand_over(program == Some(index));
         }
@@ -469,7 +469,7 @@ impl Driver {
         let oldest = self.rungs().filter(|&(place, _)| !is_needed(place)).min_by_key(|(_, rung)| rung.last_seen);
         let Some(((program, rung), _)) = oldest else { return };
         if self.programs[program].ladder.remove(rung) {
-            self.legacies.forget(self.programs.swap_remove(program).serial);
+            self.legacies.forget(self.programs.swap_remove(program).name);
         }
     }
 

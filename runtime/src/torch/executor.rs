@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::copy::CopyEngine;
 use super::driver::{Driver, Ended, Expected, Open, Record, Shared, Wanted};
 use super::ladder::Rung;
+use super::names::RungName;
 use super::program::{Known, Program, Scheduled};
 use super::reactive::Reactive;
 use super::recording::{RecordedIteration, retime};
@@ -54,7 +55,7 @@ impl Executor {
         // Nothing raises pressure where there is no budget.
         let reactive = Reactive::new(Box::new(Dtr), ActionSet::ALL, Link::symmetric(1e9, 0));
         let mut driver = Driver::new(Residency::new(engine, reactive));
-        driver.programs.push(Program::new(Rung::new(known, scheduled, Shelf::default(), (0, 0))));
+        driver.programs.push(Program::new(Rung::new(known, scheduled, Shelf::default(), (RungName::default(), 0))));
         Executor { session, shared: Arc::new(Shared::new(driver)), watch_next: None, timed: Vec::new() }
     }
 

@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::names::RungName;
 use super::program::{Known, Scheduled};
 use super::shelf::Shelf;
 use super::shim::RESIZED;
@@ -58,8 +59,7 @@ pub(crate) struct Rung {
     pub(crate) scheduled: Scheduled,
     /// How its plan did.
     pub(super) shelf: Shelf,
-    /// Its name: no two of a driver have the same.
-    pub(crate) serial: u64,
+    pub(crate) name: RungName,
     /// The iteration that it last was.
     pub(crate) last_seen: u64,
     /// Whether no iteration had these sizes: they are the largest of several.
@@ -70,9 +70,9 @@ pub(crate) struct Rung {
 
 impl Rung {
     /// One of that name, seen now.
-    pub(crate) fn new(known: Known, scheduled: Scheduled, shelf: Shelf, (serial, last_seen): (u64, u64)) -> Self {
+    pub(crate) fn new(known: Known, scheduled: Scheduled, shelf: Shelf, (name, last_seen): (RungName, u64)) -> Self {
         let bytes = known.trace.storages.iter().map(|storage| storage.bytes).sum();
-        Rung { known, scheduled, shelf, serial, last_seen, is_hull: false, bytes }
+        Rung { known, scheduled, shelf, name, last_seen, is_hull: false, bytes }
     }
 
     /// Whether `is` holds for all of `sizes` and those that it was made for.
@@ -417,22 +417,22 @@ pub(super) mod tests {
         }
     }
 
-    fn rung(serial: u64, bytes: [u64; 2]) -> Rung {
+    fn rung(number: u64, bytes: [u64; 2]) -> Rung {
         let known = Known::of(trace(bytes));
         let plan = Plan::keep_all(known.lineage.windows().len());
         let scheduled = Scheduled::new(&known, plan, Schedule::default(), None);
-        Rung::new(known, scheduled, Shelf::default(), (serial, 0))
+        Rung::new(known, scheduled, Shelf::default(), (RungName::numbered(number), 0))
     }
 
     /// An iteration at these sizes: the rung that it ends on, and how it fits.
-    fn run(ladder: &mut Ladder, bytes: [u64; 2]) -> (u64, Fit) {
+    fn run(ladder: &mut Ladder, bytes: [u64; 2]) -> (RungName, Fit) {
         ladder.begin(u64::MAX);
         ladder.starts_with(100);
         for (storage, bytes) in (0..).map(StorageId).zip(bytes) {
             ladder.see(storage, bytes);
             ladder.ran(bytes + 16);
         }
-        (ladder.rung().serial, ladder.fit())
+        (ladder.rung().name, ladder.fit())
     }
 
     #[test]
@@ -440,18 +440,18 @@ pub(super) mod tests {
         let mut ladder = Ladder::new(rung(1, [40, 400]));
         ladder.insert(rung(3, [80, 800]), false);
         ladder.insert(rung(2, [60, 600]), false);
-        assert_eq!(run(&mut ladder, [40, 400]), (1, Fit::Exact));
-        assert_eq!(run(&mut ladder, [80, 800]), (3, Fit::Exact));
-        assert_eq!(run(&mut ladder, [50, 500]), (2, Fit::Within));
-        assert_eq!(run(&mut ladder, [50, 700]), (3, Fit::Within), "the second storage tells");
-        assert_eq!(run(&mut ladder, [90, 10]), (3, Fit::Beyond));
-        assert_eq!(run(&mut ladder, [60, 600]), (2, Fit::Exact));
+        assert_eq!(run(&mut ladder, [40, 400]), (RungName::numbered(1), Fit::Exact));
+        assert_eq!(run(&mut ladder, [80, 800]), (RungName::numbered(3), Fit::Exact));
+        assert_eq!(run(&mut ladder, [50, 500]), (RungName::numbered(2), Fit::Within));
+        assert_eq!(run(&mut ladder, [50, 700]), (RungName::numbered(3), Fit::Within), "the second storage tells");
+        assert_eq!(run(&mut ladder, [90, 10]), (RungName::numbered(3), Fit::Beyond));
+        assert_eq!(run(&mut ladder, [60, 600]), (RungName::numbered(2), Fit::Exact));
     }
 
     #[test]
     fn larger_sizes_are_planned_for_where_bytes_run_short_and_a_hull_makes_way_for_a_larger_one() {
         let mut ladder = Ladder::new(rung(1, [40, 400]));
-        assert_eq!(run(&mut ladder, [50, 300]), (1, Fit::Beyond));
+        assert_eq!(run(&mut ladder, [50, 300]), (RungName::numbered(1), Fit::Beyond));
         assert!(ladder.propose(Served::Otherwise, true).is_none(), "everything fits");
         let Proposal { trace, is_hull } = ladder.propose(Served::RanShort, false).expect("bytes ran short");
         let bytes = |trace: &Trace| trace.storages.iter().map(|storage| storage.bytes).collect::<Vec<_>>();
@@ -460,14 +460,14 @@ pub(super) mod tests {
         assert_eq!(costs, [1_250, 1_250], "as much more as what has grown");
         assert_eq!(trace.operators[1].workspace_bytes, 16);
         ladder.insert(rung(2, [50, 400]), true);
-        let names = |ladder: &Ladder| ladder.rungs().iter().map(|rung| rung.serial).collect::<Vec<_>>();
-        assert_eq!(names(&ladder), [1, 2]);
-        assert_eq!(run(&mut ladder, [45, 350]), (2, Fit::Within));
-        assert_eq!(run(&mut ladder, [40, 400]), (1, Fit::Exact));
-        assert_eq!(run(&mut ladder, [55, 300]), (2, Fit::Beyond));
+        let names = |ladder: &Ladder| ladder.rungs().iter().map(|rung| rung.name).collect::<Vec<_>>();
+        assert_eq!(names(&ladder), [1, 2].map(RungName::numbered));
+        assert_eq!(run(&mut ladder, [45, 350]), (RungName::numbered(2), Fit::Within));
+        assert_eq!(run(&mut ladder, [40, 400]), (RungName::numbered(1), Fit::Exact));
+        assert_eq!(run(&mut ladder, [55, 300]), (RungName::numbered(2), Fit::Beyond));
         assert!(ladder.propose(Served::RanShort, false).is_some_and(|proposal| proposal.is_hull));
         ladder.insert(rung(3, [55, 400]), true);
-        assert_eq!(names(&ladder), [1, 3]);
+        assert_eq!(names(&ladder), [1, 3].map(RungName::numbered));
     }
 
     #[test]
@@ -481,7 +481,7 @@ pub(super) mod tests {
             schedule.push(1, Instruction::Drop(StorageId(0)));
             largest.scheduled = Scheduled::new(&largest.known, plan, schedule, Some(prediction));
             let mut ladder = Ladder::new(largest);
-            assert_eq!(run(&mut ladder, [39, 390]), (1, Fit::Within));
+            assert_eq!(run(&mut ladder, [39, 390]), (RungName::numbered(1), Fit::Within));
             ladder.propose(Served::Within(peak_bytes), true).is_some()
         };
         assert!(after(2_400, 400));
@@ -491,8 +491,8 @@ pub(super) mod tests {
 
     #[test]
     fn nothing_is_done_before_the_sizes_are_told_where_that_is_early() {
-        let begins_at_once = |serial, bytes| {
-            let mut rung = rung(serial, bytes);
+        let begins_at_once = |number, bytes| {
+            let mut rung = rung(number, bytes);
             let mut trace = Trace::clone(&rung.known.trace);
             trace.operators[0].cost_ns = 10;
             rung.known = Known::of(trace);

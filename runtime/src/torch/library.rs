@@ -14,11 +14,12 @@ use std::collections::{HashMap, VecDeque};
 pub(super) use self::decider::Decider;
 use self::planning::{PLANNING_SHARE, carried_over};
 pub(super) use self::turns::Next;
-use super::absence::{Absence, PartName};
+use super::absence::Absence;
 use super::backoff::Backoff;
 use super::copy::{TierCopies, retimed, since};
 use super::driver::{Driver, Ended, Expected, Record, Wanted};
 use super::ladder::{Fit, Proposal, Rung, Served};
+use super::names::{PartName, ProgramName, RungName};
 use super::parts::{Cuts, Division};
 use super::program::{Known, Program};
 use super::recording::{RecordedIteration, retime, trace_of};
@@ -48,7 +49,7 @@ enum Compared {
     /// What has, but neither tells what its operators take.
     Untimed,
     /// The program of that name.
-    Program(u64),
+    Program(ProgramName),
 }
 
 /// A part of an iteration, or several.
@@ -77,14 +78,14 @@ pub(super) struct Library {
     actions: ActionSet,
     planner: Planner<'static>,
     plans_max: usize,
-    /// Names given to programs and rungs.
-    names: u64,
+    /// The rung that was planned last, whose name no other gets.
+    latest_name: RungName,
     recorded: VecDeque<RecordedIteration>,
     /// Whether the last of `recorded` is the iteration before this one.
     predecessor_recorded: bool,
     /// Which programs ran, and at which of their sizes.
-    programs: Succession,
-    rungs: Succession,
+    programs: Succession<ProgramName>,
+    rungs: Succession<RungName>,
     /// Whether what comes next is expected to be none of the programs.
     awaits_unknown: bool,
     /// Whether two iterations were alike of which neither tells what operators take.
@@ -129,7 +130,7 @@ impl Library {
             actions,
             planner,
             plans_max,
-            names: 0,
+            latest_name: RungName::default(),
             recorded: VecDeque::new(),
             predecessor_recorded: false,
             programs: Succession::default(),
@@ -167,14 +168,12 @@ impl Library {
     fn expect(&mut self, driver: &mut Driver) -> (Option<usize>, Wanted) {
         let next = self.programs.next();
         let is_next =
-            |&((program, _), _): &((usize, usize), &Rung)| next == Foreseen::Program(driver.programs[program].serial);
+            |&((program, _), _): &((usize, usize), &Rung)| next == Foreseen::Known(driver.programs[program].name);
         let rung = self.rungs.next();
         self.awaits_unknown = next != Foreseen::Nothing && !driver.rungs().any(|at| is_next(&at));
         let leader = match self.awaits_unknown {
             true => driver.rungs().max_by_key(|(_, rung)| rung.known.lineage.keep_all_peak_bytes()),
-            false => {
-                driver.rungs().max_by_key(|at| (is_next(at), rung == Foreseen::Program(at.1.serial), at.1.last_seen))
-            }
+            false => driver.rungs().max_by_key(|at| (is_next(at), rung == Foreseen::Known(at.1.name), at.1.last_seen)),
         };
         let shelf = leader.map(|(_, rung)| &rung.shelf);
         let of_unknown = if self.backoff.records() { Record::Whole } else { Record::Nothing };
@@ -273,9 +272,9 @@ impl Library {
                     Course::Planned => Served::Within(iteration.peak_bytes),
                     _ => Served::Otherwise,
                 };
-                let program = driver.programs[index].serial;
+                let program = driver.programs[index].name;
                 self.fit_edges(driver, index);
-                Some((program, self.refine(driver, index, (recorded.as_ref(), served))))
+                Some(PartName { program, rung: self.refine(driver, index, (recorded.as_ref(), served)) })
             }
             None => {
                 if !self.awaits_unknown {
@@ -287,14 +286,13 @@ impl Library {
                 let compared = recorded.map_or(Compared::Unlike, compare);
                 self.backoff.note(was_recorded, !matches!(compared, Compared::Unlike));
                 match compared {
-                    // A program has the name of its first rung.
-                    Compared::Program(serial) => Some((serial, serial)),
+                    Compared::Program(program) => Some(PartName { program, rung: program.0 }),
                     Compared::Untimed | Compared::Unlike => None,
                 }
             }
         };
-        self.programs.push(found.map(|(program, _)| program));
-        self.rungs.push(found.map(|(_, rung)| rung));
+        self.programs.push(found.map(|part| part.program));
+        self.rungs.push(found.map(|part| part.rung));
         self.parts.push(found.filter(|_| program.is_some()));
         self.division.note(found.is_some());
         self.keep_missed(driver);
@@ -368,17 +366,17 @@ impl Library {
         let is_marked = of_one_size.iter().any(|iteration| iteration.is_marked);
         let times = if is_marked { Times::Wanted(Reason::Early) } else { Times::Known };
         let rung = self.plan_for(Known::of(trace), None, times);
-        let serial = rung.serial;
+        let name = ProgramName(rung.name);
         let mut program = Program::new(rung);
         program.bind(recorded.bindings());
         driver.programs.push(program);
         driver.make_way(self.plans_max);
-        let place = driver.programs.iter().position(|program| program.serial == serial);
+        let place = driver.programs.iter().position(|program| program.name == name);
         if let Some(program) = place.filter(|_| same.is_none()) {
             driver.programs[program].ladder.recall(other.sizes());
             self.refine(driver, program, (Some(&other), Served::Otherwise));
         }
-        Compared::Program(serial)
+        Compared::Program(name)
     }
 
     /// Keeps an iteration for the next one that is like it.
@@ -397,12 +395,12 @@ impl Library {
         driver: &mut Driver,
         index: usize,
         (recorded, served): (Option<&RecordedIteration>, Served),
-    ) -> u64 {
+    ) -> RungName {
         let has_place = driver.rungs().count() < self.plans_max;
         let edges = driver.programs[index].edges(self.absence.away());
         let ladder = &mut driver.programs[index].ladder;
         let Some(Proposal { mut trace, is_hull }) = ladder.propose(served, has_place) else {
-            return ladder.rung().serial;
+            return ladder.rung().name;
         };
         let timed = recorded.filter(|recorded| recorded.is_timed);
         let times = match timed {
@@ -418,10 +416,10 @@ impl Library {
         let nearest = ladder.rung();
         let before = carried_over(&nearest.scheduled.plan, &nearest.known.lineage, &known.lineage);
         let rung = self.plan_for(known, Some(&before), times);
-        let serial = rung.serial;
+        let name = rung.name;
         driver.programs[index].ladder.insert(rung, is_hull);
         driver.make_way(self.plans_max);
-        serial
+        name
     }
 
     /// Looks at an iteration that was planned: whether it took the time and the bytes that were predicted, or `ran_short` of

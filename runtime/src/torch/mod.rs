@@ -14,6 +14,7 @@ mod events;
 pub mod executor;
 mod ladder;
 mod library;
+mod names;
 mod parts;
 mod period;
 mod program;

@@ -14,6 +14,7 @@ use self::neighbours::Neighbours;
 pub(super) use self::standing::put;
 use self::standing::{Name, Standing, Uses};
 use super::ladder::{Fit, Ladder, Rung};
+use super::names::ProgramName;
 use super::shim::Entry;
 use crate::lineage::VersionId;
 use crate::schedule::Instruction;
@@ -38,8 +39,7 @@ pub(crate) struct Program {
     is_lasting: Vec<bool>,
     neighbours: Neighbours,
     progress: Progress,
-    /// Its name: no two programs of a driver have the same.
-    pub(crate) serial: u64,
+    pub(crate) name: ProgramName,
 }
 
 /// How far an iteration has been a program, and how it has gone.
@@ -97,7 +97,7 @@ impl Program {
             is_lasting,
             neighbours: Neighbours::default(),
             progress: Progress::default(),
-            serial: rung.serial,
+            name: ProgramName(rung.name),
             ladder: Ladder::new(rung),
             names: Vec::new(),
             standing: Standing::of(storages),
@@ -192,7 +192,7 @@ impl Program {
         self.standing.entry(storage)
     }
 
-    fn name(&self, operator: usize) -> &str {
+    fn operator_name(&self, operator: usize) -> &str {
         self.trace().operator_name(OperatorId(operator as u32))
     }
 
@@ -253,7 +253,7 @@ impl Program {
     pub(crate) fn place(&self) -> String {
         match self.is_over() {
             true => "after the last operator".to_owned(),
-            false => format!("operator {} ({})", self.progress.operator, self.name(self.progress.operator)),
+            false => format!("operator {} ({})", self.progress.operator, self.operator_name(self.progress.operator)),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::ladder::Fit;
+use super::names::RungName;
 use super::recording::{RecordedIteration, retime, retime_at_most};
 use crate::trace::Trace;
 
@@ -80,7 +81,7 @@ impl Measured {
 pub(super) struct Shelf {
     /// Measured ÷ predicted makespan of the latest planned iterations, all of which came `after` the same other.
     pub(super) ratios: VecDeque<f64>,
-    pub(super) after: Option<u64>,
+    pub(super) after: Option<RungName>,
     /// Those since the last of them that came after others.
     pub(super) elsewhere: usize,
     /// What that was when the plan was new.
@@ -175,7 +176,7 @@ impl Shelf {
     /// Notes one more ratio of measured to predicted makespan. Drift is a change of their median over a window from what
     /// it was when the plan was new; a prediction that is off by the same factor all the time does not drift. While times are
     /// wanted anyway none is looked for. Those that come `after` the same are disturbed alike; where none does for long, others count.
-    pub(super) fn note(&mut self, ratio: f64, after: Option<u64>) {
+    pub(super) fn note(&mut self, ratio: f64, after: Option<RungName>) {
         if !self.times.are_settled() {
             return;
         }

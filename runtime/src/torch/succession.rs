@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::names::ProgramName;
 use super::shim::Entry;
 use crate::trace::StorageId;
 
@@ -16,35 +17,41 @@ const PROVEN: u32 = 8;
 
 /// What comes next, as far as the past tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Foreseen {
+pub(super) enum Foreseen<Name> {
     /// Nobody knows.
     #[default]
     Nothing,
-    /// None of the programs that are known.
+    /// None of those that are known.
     Unknown,
     /// That one.
-    Program(u64),
+    Known(Name),
 }
 
-/// Which programs ran, the latest last. None stands for one that was not known.
-#[derive(Debug, Default)]
-pub(super) struct Succession {
-    past: Vec<Option<u64>>,
+/// Which programs ran, or at which of their sizes, the latest last. None stands for one that was not known.
+#[derive(Debug)]
+pub(super) struct Succession<Name> {
+    past: Vec<Option<Name>>,
     /// What was said to come next.
-    foreseen: Foreseen,
+    foreseen: Foreseen<Name>,
     /// How many in a row came as was said.
     proven: u32,
 }
 
-impl Succession {
+impl<Name> Default for Succession<Name> {
+    fn default() -> Self {
+        Succession { past: Vec::new(), foreseen: Foreseen::Nothing, proven: 0 }
+    }
+}
+
+impl<Name: Copy + PartialEq> Succession<Name> {
     /// The one that ran last.
-    pub(super) fn last(&self) -> Option<u64> {
+    pub(super) fn last(&self) -> Option<Name> {
         self.past.last().copied().flatten()
     }
 
-    pub(super) fn push(&mut self, program: Option<u64>) {
+    pub(super) fn push(&mut self, program: Option<Name>) {
         let foreseen = std::mem::take(&mut self.foreseen);
-        let is_foreseen = program.is_some_and(|program| foreseen == Foreseen::Program(program));
+        let is_foreseen = program.is_some_and(|program| foreseen == Foreseen::Known(program));
         self.proven = if is_foreseen { self.proven + 1 } else { 0 };
         if self.past.len() == 2 * PAST {
             self.past.drain(..PAST);
@@ -54,7 +61,7 @@ impl Succession {
 
     /// The program that comes next: what came oftenest, and of that the latest, when so many iterations before were what the last ones
     /// are, in the same order, as there ever were.
-    pub(super) fn next(&mut self) -> Foreseen {
+    pub(super) fn next(&mut self) -> Foreseen<Name> {
         self.foreseen = self.foresee();
         self.foreseen
     }
@@ -64,7 +71,7 @@ impl Succession {
         self.proven >= PROVEN
     }
 
-    fn foresee(&self) -> Foreseen {
+    fn foresee(&self) -> Foreseen<Name> {
         let past = &self.past[self.past.len().saturating_sub(PAST)..];
         let (mut came, mut most) = (Vec::new(), 1);
         for place in (0..past.len()).rev() {
@@ -81,11 +88,11 @@ impl Succession {
                 break;
             }
         }
-        let times = |program: &&Option<u64>| came.iter().filter(|other| other == program).count();
+        let times = |program: &&Option<Name>| came.iter().filter(|other| other == program).count();
         match came.iter().rev().max_by_key(times) {
             None => Foreseen::Nothing,
             Some(None) => Foreseen::Unknown,
-            Some(&Some(program)) => Foreseen::Program(program),
+            Some(&Some(program)) => Foreseen::Known(program),
         }
     }
 }
@@ -94,7 +101,7 @@ impl Succession {
 #[derive(Debug, Default)]
 pub(super) struct Legacies {
     /// By both programs. None where a storage turned out to be another one.
-    names: HashMap<(u64, u64), Option<Names>>,
+    names: HashMap<(ProgramName, ProgramName), Option<Names>>,
     left: Option<Left>,
 }
 
@@ -104,13 +111,13 @@ type Names = Vec<(StorageId, StorageId)>;
 /// The program that ran last, and the storages that stand for those of its trace.
 #[derive(Debug)]
 pub(super) struct Left {
-    pub(super) by: u64,
+    pub(super) by: ProgramName,
     pub(super) entries: Vec<Option<Entry>>,
 }
 
 impl Legacies {
     /// What `heir` will call storages that were left, as far as that is known.
-    pub(super) fn of(&self, heir: u64) -> impl Iterator<Item = (StorageId, Entry)> {
+    pub(super) fn of(&self, heir: ProgramName) -> impl Iterator<Item = (StorageId, Entry)> {
         let left = self.left.as_ref().and_then(|left| Some((self.names.get(&(left.by, heir))?, left)));
         left.into_iter().flat_map(|(names, left)| {
             names.iter().flatten().filter_map(|&(from, to)| Some((to, left.entries[from.index()]?)))
@@ -118,7 +125,7 @@ impl Legacies {
     }
 
     /// The heir has found out by itself what it calls storages that were there before it.
-    pub(super) fn learn(&mut self, heir: u64, found: &[(StorageId, Entry)]) {
+    pub(super) fn learn(&mut self, heir: ProgramName, found: &[(StorageId, Entry)]) {
         let Some(left) = self.left.as_ref().filter(|_| !found.is_empty()) else { return };
         let Some(names) = self.names.entry((left.by, heir)).or_insert(Some(Vec::new())) else { return };
         let called: HashMap<Entry, StorageId> = found.iter().map(|&(to, entry)| (entry, to)).collect();
@@ -128,7 +135,7 @@ impl Legacies {
     }
 
     /// What the heir was told is not so.
-    pub(super) fn distrust(&mut self, heir: u64) {
+    pub(super) fn distrust(&mut self, heir: ProgramName) {
         if let Some(left) = &self.left {
             self.names.insert((left.by, heir), None);
         }
@@ -140,7 +147,7 @@ impl Legacies {
     }
 
     /// There is no such program any more.
-    pub(super) fn forget(&mut self, program: u64) {
+    pub(super) fn forget(&mut self, program: ProgramName) {
         self.names.retain(|&(from, to), _| from != program && to != program);
         self.left.take_if(|left| left.by == program);
     }
@@ -158,7 +165,7 @@ mod tests {
         let mut wrong = Vec::new();
         for at in 0..1000 {
             let program = if at % 100 == 99 { 9 } else { round[at % 100 % round.len()] };
-            if succession.next() != Foreseen::Program(program) {
+            if succession.next() != Foreseen::Known(program) {
                 wrong.push(at);
             }
             succession.push(Some(program));
@@ -187,7 +194,7 @@ mod tests {
         [Some(1), None, Some(2), Some(1)].into_iter().for_each(|program| succession.push(program));
         assert_eq!(succession.next(), Foreseen::Unknown);
         succession.push(None);
-        assert_eq!(succession.next(), Foreseen::Program(2));
+        assert_eq!(succession.next(), Foreseen::Known(2));
         succession.push(Some(7));
         assert_eq!(succession.next(), Foreseen::Nothing);
     }
@@ -196,18 +203,20 @@ mod tests {
     fn an_heir_is_told_what_it_found_out_before() {
         let entry = Entry::numbered;
         let mut legacies = Legacies::default();
-        let left =
-            |entries: [Option<u32>; 3]| Some(Left { by: 1, entries: entries.map(|number| number.map(entry)).to_vec() });
+        let [before, heir, other] = [1, 2, 3].map(ProgramName::numbered);
+        let left = |entries: [Option<u32>; 3]| {
+            Some(Left { by: before, entries: entries.map(|number| number.map(entry)).to_vec() })
+        };
         legacies.leave(left([Some(5), None, Some(6)]));
-        assert_eq!(legacies.of(2).count(), 0);
+        assert_eq!(legacies.of(heir).count(), 0);
         // The last of these was not there when the other program ended.
-        legacies.learn(2, &[(StorageId(0), entry(6)), (StorageId(4), entry(9))]);
+        legacies.learn(heir, &[(StorageId(0), entry(6)), (StorageId(4), entry(9))]);
         // The next time storages are others.
         legacies.leave(left([Some(15), None, Some(16)]));
-        assert_eq!(legacies.of(2).collect::<Vec<_>>(), [(StorageId(0), entry(16))]);
-        assert_eq!(legacies.of(3).count(), 0);
-        legacies.distrust(2);
-        legacies.learn(2, &[(StorageId(0), entry(16))]);
-        assert_eq!(legacies.of(2).count(), 0);
+        assert_eq!(legacies.of(heir).collect::<Vec<_>>(), [(StorageId(0), entry(16))]);
+        assert_eq!(legacies.of(other).count(), 0);
+        legacies.distrust(heir);
+        legacies.learn(heir, &[(StorageId(0), entry(16))]);
+        assert_eq!(legacies.of(heir).count(), 0);
     }
 }

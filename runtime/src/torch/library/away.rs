@@ -11,9 +11,10 @@ use crate::lineage::{Edges, Lineage};
 use crate::planner::{PORTFOLIO, Planner, time_for};
 use crate::search::Limits;
 use crate::timeline::{Prediction, Timeline};
-use crate::torch::absence::{Leavable, Look, PartName, Price};
+use crate::torch::absence::{Leavable, Look, Price};
 use crate::torch::driver::Driver;
 use crate::torch::ladder::Rung;
+use crate::torch::names::{PartName, RungName};
 use crate::torch::program::Program;
 
 /// What planning may have taken before it is found out for the first time what should stay away from one iteration, or part of one, to the
@@ -61,9 +62,9 @@ impl Library {
         if !self.may_leave_away() {
             return;
         }
-        let rung = |(program, rung): PartName| {
-            let program = driver.programs.iter().find(|other| other.serial == program)?;
-            Some((program, program.ladder.rungs().iter().find(|other| other.serial == rung)?))
+        let rung = |PartName { program, rung }| {
+            let program = driver.programs.iter().find(|other| other.name == program)?;
+            Some((program, program.ladder.rungs().iter().find(|other| other.name == rung)?))
         };
         let known = names.iter().filter_map(|&name| rung(name));
         let known: Vec<_> = known.filter(|(program, _)| program.knows_before()).collect();
@@ -90,12 +91,12 @@ impl Library {
             }
         }
         let could = could.into_values().collect();
-        let mut prices: HashMap<(u64, Edges), Price> = HashMap::new();
+        let mut prices: HashMap<(RungName, Edges), Price> = HashMap::new();
         absence.decide(could, |away| {
             let price_of = |(program, rung): &(&Program, &Rung)| {
                 let edges = program.edges(away);
                 let price = || self.price(rung, edges.clone());
-                *prices.entry((rung.serial, edges.clone())).or_insert_with(price)
+                *prices.entry((rung.name, edges.clone())).or_insert_with(price)
             };
             parts.iter().map(price_of).fold(Price::default(), Price::and)
         });

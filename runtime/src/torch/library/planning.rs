@@ -41,8 +41,8 @@ impl Library {
     pub(super) fn plan_for(&mut self, known: Known, before: Option<&Plan>, times: Times) -> Rung {
         let mut shelf = Shelf { times, is_first: before.is_none(), ..Shelf::default() };
         let scheduled = self.plan(&known, before, &mut shelf);
-        self.names += 1;
-        Rung::new(known, scheduled, shelf, (self.names, self.clock))
+        self.latest_name = self.latest_name.next();
+        Rung::new(known, scheduled, shelf, (self.latest_name, self.clock))
     }
 
     /// Plans a program for what the budget leaves it, from the plan that there was `before`.

@@ -157,7 +157,7 @@ impl Program {
             let outlives = &storages[storage.index()];
             if outlives.locked.is_none() && !is_small(outlives.bytes) {
                 let last = self.progress.operator - 1;
-                return Err(format!("storage {} outlives operator {last} ({})", storage.0, self.name(last)));
+                return Err(format!("storage {} outlives operator {last} ({})", storage.0, self.operator_name(last)));
             }
             is_any |= outlives.locked.is_none();
         }
