@@ -8,7 +8,7 @@ use crate::policy::{Choice, Policy};
 ///
 /// Deviations: a storage that nothing can rebuild is swapped at its transfer time, where the paper would fail; the
 /// neighbourhood reaches one generation down; a choice counts from the start of the window, not from the moment of
-/// pressure. [`super::online`] has the rule without these deviations.
+/// pressure; what is never used again costs nothing, for the trace knows it. [`super::online`] has the rule without these deviations.
 pub struct Dtr;
 
 impl Policy for Dtr {
@@ -21,6 +21,11 @@ impl Policy for Dtr {
 /// Recompute time of `candidate` and of its evicted neighbourhood.
 pub(super) fn with_neighbourhood_ns(candidate: &Candidate) -> u64 {
     candidate.recompute_ns + candidate.dropped_children_ns
+}
+
+/// Recompute time of `candidate` by itself: none where it is never used again.
+pub(super) fn own_ns(candidate: &Candidate) -> u64 {
+    candidate.own_recompute_ns.min(candidate.recompute_ns)
 }
 
 /// h of what costs `cost_ns`.

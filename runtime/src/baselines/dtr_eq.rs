@@ -1,4 +1,4 @@
-use super::dtr::per_byte_and_time;
+use super::dtr::{own_ns, per_byte_and_time};
 use super::lowest;
 use crate::lineage::{Lineage, VersionId, WindowId};
 use crate::observation::Pressure;
@@ -10,7 +10,7 @@ use crate::sweep::Problem;
 /// other (Kirisame et al., *Dynamic Tensor Rematerialization*, ICLR 2021, h_DTR-eq).
 ///
 /// Deviations: those of `dtr`, but for the generations; and classes are those of the storages that are evicted at the
-/// pressure point, where the paper never splits one and subtracts what was rebuilt.
+/// pressure point, where the paper never splits one and subtracts what was rebuilt, and has what died in them, too.
 #[derive(Default)]
 pub struct DtrEq {
     known: Option<Known>,
@@ -30,7 +30,7 @@ impl Policy for DtrEq {
         let known = self.known.as_mut().expect("a policy is opened before it chooses");
         known.classify(pressure.operator as u32);
         let choice = lowest(pressure, Action::Recompute, |candidate| {
-            per_byte_and_time(candidate.own_recompute_ns + known.touching_ns(candidate.window), candidate)
+            per_byte_and_time(own_ns(candidate) + known.touching_ns(candidate.window), candidate)
         })
         .or_else(|| lowest(pressure, Action::Swap, |candidate| per_byte_and_time(candidate.transfer_ns, candidate)))?;
         if choice.action == Action::Recompute {

@@ -112,7 +112,7 @@ impl Breeding<'_, '_> {
 impl Policy for Genetic {
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let (windows, random) = (useful_windows(problem), SplitMix64::new(self.seed));
-        let mut breeding = Breeding { problem, judge: Judge::after_a_sweep(*problem), windows, random };
+        let mut breeding = Breeding { problem, judge: Judge::priced_by_a_sweep(*problem), windows, random };
         if breeding.windows.is_empty() {
             return Plan::keep_all(problem.lineage.windows().len());
         }

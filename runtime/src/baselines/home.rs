@@ -1,8 +1,9 @@
 use crate::lineage::WindowId;
+use crate::observation::Pressure;
 use crate::plan::{Action, Plan};
-use crate::policy::Policy;
+use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
-use crate::search::cost::{Judge, useful_windows};
+use crate::search::cost::{Judge, NoisyPrice, useful_windows};
 use crate::sweep::Problem;
 
 /// Particles, as in the paper.
@@ -21,14 +22,16 @@ const RANGE: f32 = 3.0;
 ///
 /// Deviations: a coordinate is a window and not a tensor; the cost model is the timeline, with bytes over the budget at
 /// a price; coefficients and coding are ours to choose. A window that may not be recomputed reads that third as keep.
+/// Where no particle has held the budget, what the best one lacks is evicted by price.
 pub struct Home {
     seed: u64,
+    repair: NoisyPrice,
 }
 
 impl Home {
     /// The same seed gives the same plan.
     pub fn new(seed: u64) -> Self {
-        Home { seed }
+        Home { seed, repair: NoisyPrice::quiet() }
     }
 }
 
@@ -98,7 +101,7 @@ impl Policy for Home {
         let plan = Plan::keep_all(problem.lineage.windows().len());
         let random = SplitMix64::new(self.seed);
         let windows = useful_windows(problem);
-        let mut swarm = Swarm { problem, judge: Judge::after_a_sweep(*problem), windows, plan, random };
+        let mut swarm = Swarm { problem, judge: Judge::priced_by_a_sweep(*problem), windows, plan, random };
         if swarm.windows.is_empty() {
             return swarm.plan;
         }
@@ -113,5 +116,9 @@ impl Policy for Home {
             leader = best_of(&particles);
         }
         swarm.judge.best().0.clone()
+    }
+
+    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
+        self.repair.choose(pressure)
     }
 }

@@ -129,9 +129,9 @@ pub fn plans_of_all(problem: Problem<'_>, seed: u64) -> Vec<Plan> {
     policies.map(|mut policy| plan(problem, policy.as_mut()).plan).collect()
 }
 
-/// Operators that compute much for each byte that they make, by a part of their names.
+/// Operators that compute much for each byte that they make, by how a word of their names begins or ends.
 const COMPUTE_HEAVY: [&str; 4] = ["conv", "linear", "mm", "attention"];
-/// Convolutions, by a part of their names.
+/// Convolutions, by the same.
 const CONVOLUTIONS: [&str; 1] = ["conv"];
 
 /// The candidate with the lowest score among those that `action` may evict; the first of equals.
@@ -197,26 +197,27 @@ fn fastest_that_fits(problem: &Problem<'_>, first: Plan, others: impl IntoIterat
     best.1
 }
 
-/// Per storage: whether an operator of the forward pass whose name holds one of `words` reads it.
-fn read_by(problem: &Problem<'_>, words: &[&str]) -> Vec<bool> {
+/// Per storage: whether an operator of the forward pass of one of these kinds reads it.
+fn read_by(problem: &Problem<'_>, kinds: &[&str]) -> Vec<bool> {
     let mut read = vec![false; problem.trace.storages.len()];
     for (index, operator) in (0..).zip(&problem.trace.operators) {
-        if operator.phase == Phase::Forward && is_named(problem, OperatorId(index), words) {
+        if operator.phase == Phase::Forward && is_of_kind(problem.trace.operator_name(OperatorId(index)), kinds) {
             operator.accesses.iter().for_each(|access| read[access.storage.index()] = true);
         }
     }
     read
 }
 
-/// Whether an operator whose name holds one of `words` made what the storage holds in the window.
-fn made_by(problem: &Problem<'_>, id: WindowId, words: &[&str]) -> bool {
+/// Whether an operator of one of these kinds made what the storage holds in the window.
+fn made_by(problem: &Problem<'_>, id: WindowId, kinds: &[&str]) -> bool {
     let producer = problem.lineage.version(problem.lineage.window(id).version).producer;
-    producer.is_some_and(|producer| is_named(problem, producer, words))
+    producer.is_some_and(|producer| is_of_kind(problem.trace.operator_name(producer), kinds))
 }
 
-fn is_named(problem: &Problem<'_>, operator: OperatorId, words: &[&str]) -> bool {
-    let name = problem.trace.operator_name(operator);
-    words.iter().any(|word| name.contains(word))
+/// Whether a word of the name begins or ends with one of `kinds`: `addmm` with `mm`, but not `lgamma`.
+fn is_of_kind(name: &str, kinds: &[&str]) -> bool {
+    let mut words_of_name = name.split([':', '_']);
+    words_of_name.any(|word| kinds.iter().any(|kind| word.starts_with(kind) || word.ends_with(kind)))
 }
 
 /// Windows of storages made in the forward pass that start there and end in the backward pass.
@@ -232,4 +233,20 @@ fn forward_to_backward(problem: &Problem<'_>) -> Vec<WindowId> {
             && phase(window.end) == Some(Phase::Backward)
     };
     (0..lineage.windows().len() as u32).map(WindowId).filter(spans).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_of_operator_is_told_by_words_of_its_name() {
+        for heavy in ["aten::addmm", "aten::_convolution", "aten::conv_transpose2d", "aten::linear", "aten::bmm"] {
+            assert!(is_of_kind(heavy, &COMPUTE_HEAVY), "{heavy}");
+        }
+        assert!(is_of_kind("aten::_scaled_dot_product_flash_attention_for_cpu", &COMPUTE_HEAVY));
+        for light in ["aten::upsample_bilinear2d", "aten::lgamma", "aten::cummax", "aten::_softmax"] {
+            assert!(!is_of_kind(light, &COMPUTE_HEAVY), "{light}");
+        }
+    }
 }

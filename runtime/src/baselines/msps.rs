@@ -8,7 +8,7 @@ use crate::policy::{Choice, Policy};
 /// al., *Dynamic Tensor Rematerialization*, ICLR 2021).
 ///
 /// Deviations: a storage that nothing can rebuild is swapped, the most bytes per second of transfer first; a choice
-/// counts from the start of the window.
+/// counts from the start of the window; what is never used again costs nothing.
 pub struct Msps;
 
 impl Policy for Msps {

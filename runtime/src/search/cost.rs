@@ -36,15 +36,22 @@ pub(crate) struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// Begins with the better of plain keep-all and `first`, which took so many runs of the timeline.
     pub(crate) fn new(problem: Problem<'a>, first: Plan, evaluations: u64) -> Self {
+        let (mut judge, prediction) = Judge::priced_by(problem, &first, evaluations);
+        judge.note(&first, &prediction);
+        judge
+    }
+
+    /// Begins with plain keep-all; a byte has its price from `first`, of which the prediction is returned.
+    fn priced_by(problem: Problem<'a>, first: &Plan, evaluations: u64) -> (Self, Prediction) {
         let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
         let best = Plan::keep_all(problem.lineage.windows().len());
         let kept = timeline.predict(&best, problem.budget_bytes);
-        let evicted = timeline.predict(&first, problem.budget_bytes);
+        let evicted = timeline.predict(first, problem.budget_bytes);
         let keep_all_ns = problem.lineage.keep_all_makespan_ns();
         let delay_ns = evicted.makespan_ns.saturating_sub(keep_all_ns) as f64;
         let deficit = kept.over_budget_bytes.saturating_sub(evicted.over_budget_bytes).max(1) as f64;
         let price = OVER_BUDGET_PRICE * delay_ns.max(LEAST_PRICE * keep_all_ns as f64) / deficit;
-        let mut judge = Judge {
+        let judge = Judge {
             problem,
             timeline,
             price,
@@ -53,15 +60,14 @@ impl<'a> Judge<'a> {
             best,
             best_prediction: kept,
         };
-        judge.note(&first, &evicted);
-        judge
+        (judge, evicted)
     }
 
-    /// Begins with the better of plain keep-all and a sweep by price.
-    pub(crate) fn after_a_sweep(problem: Problem<'a>) -> Self {
+    /// Begins with plain keep-all; a byte has its price from a sweep, whose plan is not looked at otherwise.
+    pub(crate) fn priced_by_a_sweep(problem: Problem<'a>) -> Self {
         let mut sweep = Sweep::new(problem, Plan::keep_all(problem.lineage.windows().len()));
         sweep.decide(&mut NoisyPrice::quiet());
-        Judge::new(problem, sweep.plan().clone(), sweep.decisions() as u64)
+        Judge::priced_by(problem, sweep.plan(), sweep.decisions() as u64).0
     }
 
     pub(crate) fn predict(&mut self, plan: &Plan) -> Prediction {
