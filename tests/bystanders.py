@@ -21,14 +21,22 @@ class Looking(threading.Thread):
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.given, self.found = queue.Queue(), []
+        self.given, self.found, self.failure = queue.Queue(), [], None
 
     def run(self):
         while True:
             tensor = self.given.get()
-            self.found.append((tensor.detach() * 3).double().sum().item())
+            try:
+                self.found.append((tensor.detach() * 3).double().sum().item())
+            except RuntimeError as failure:
+                self.failure = failure
             del tensor
             self.given.task_done()
+
+    def wait(self):
+        self.given.join()
+        if self.failure:
+            raise self.failure
 
 
 def save(model):
@@ -54,7 +62,7 @@ def step(model, optimizer, means, looking, others):
     averaged = others.submit(average, list(model.parameters()), means)
     # Drawn while others are made again that were drawn before.
     noise = torch.rand(64, 64, device=hidden.device).sum().item()
-    looking.given.join()
+    looking.wait()
     averaged.result()
     found = [saved.result(), noise]
     optimizer.step()
@@ -77,7 +85,7 @@ def main():
     looking.start()
     # Before there is a runtime.
     looking.given.put(torch.ones(4))
-    looking.given.join()
+    looking.wait()
     if asked.budget:
         runtime = plimsoll.Runtime(asked.budget, device=asked.device)
     torch.manual_seed(0)
@@ -95,7 +103,7 @@ def main():
                     loss, others_found = step(model, optimizer, means, looking, others)
                 losses.append(loss)
                 found.append(others_found)
-    looking.given.join()
+    looking.wait()
     found.append([mean.double().sum().item() for mean in means])
     report = runtime.report() if runtime else {}
     moved = {kind: report.get(kind, 0) for kind in ["reactive_evictions", "reruns"]}

@@ -15,7 +15,7 @@ use crate::results::{Cost, PointResult};
 
 /// Iterations that a trace is made of.
 const RECORDED: usize = 5;
-/// Planned iterations of a point, beside as many untouched ones. Lower quartiles of so many and of one more are at the same place.
+/// Planned iterations of a point, beside as many untouched ones.
 pub const MEASURED: usize = 4;
 /// The same where more is to be told apart: of what another host does beside, an iteration may take a tenth more than the next.
 pub const MEASURED_WELL: usize = 8;

@@ -240,6 +240,8 @@ impl Findings {
 pub enum Outcome {
     /// All is as it should be.
     Done,
+    /// What was done is as it should be; what was not.
+    InPart(String),
     /// Why it says nothing here.
     NotRun(String),
     /// What is not as it should be, or why it was not done.
@@ -253,6 +255,18 @@ impl Outcome {
         if found[COMPLETE] == true { Outcome::of(found) } else { Outcome::Failed(how) }
     }
 
+    fn without_failures(found: &Value) -> Self {
+        let left_out = found[LEFT_OUT].as_array().map_or(0, Vec::len);
+        match (found[CUT_SHORT] == true, left_out) {
+            (false, 0) => Outcome::Done,
+            (true, 0) => Outcome::InPart("its time was over".to_owned()),
+            (false, left_out) => Outcome::InPart(format!("{left_out} do not run here when they are left alone")),
+            (true, left_out) => {
+                Outcome::InPart(format!("its time was over, and {left_out} do not run here when they are left alone"))
+            }
+        }
+    }
+
     /// Of a step that ended well, by what it found.
     pub fn of(found: &Value) -> Self {
         if let Some(why) = found[NOT_RUN].as_str() {
@@ -260,7 +274,7 @@ impl Outcome {
         }
         let failures: Vec<&str> = found[FAILURES].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         match failures[..] {
-            [] => Outcome::Done,
+            [] => Outcome::without_failures(found),
             [only] => Outcome::Failed(only.to_owned()),
             [first, ref others @ ..] => Outcome::Failed(format!("{first}, and {} more", others.len())),
         }
@@ -271,6 +285,7 @@ impl Display for Outcome {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Outcome::Done => f.write_str("done"),
+            Outcome::InPart(but) => write!(f, "done in part: {but}"),
             Outcome::NotRun(why) => write!(f, "not run: {why}"),
             Outcome::Failed(what) => write!(f, "failed: {what}"),
         }
@@ -293,6 +308,10 @@ pub fn telling_line(text: &str, tells_most: impl Fn(&str) -> bool) -> Option<&st
 const COMPLETE: &str = "complete";
 /// Where they say what is not as it should be.
 const FAILURES: &str = "failures";
+/// Where they say that time was over before all was done.
+const CUT_SHORT: &str = "cut_short";
+/// Where they say what does not run here at all, and why.
+const LEFT_OUT: &str = "left_out";
 /// Where they say why it says nothing.
 const NOT_RUN: &str = "not_run";
 
@@ -369,6 +388,10 @@ mod tests {
     fn a_step_is_done_only_where_all_is_as_it_should_be() {
         let told = |found: Value| Outcome::of(&found).to_string();
         assert_eq!(told(json!({ "verdicts": [] })), "done");
+        assert_eq!(told(json!({ "cut_short": true })), "done in part: its time was over");
+        let left_out = "done in part: its time was over, and 2 do not run here when they are left alone";
+        assert_eq!(told(json!({ "cut_short": true, "left_out": ["a", "b"] })), left_out);
+        assert_eq!(told(json!({ "cut_short": true, "failures": ["a"] })), "failed: a");
         assert_eq!(told(json!({ "not_run": "no torch" })), "not run: no torch");
         assert_eq!(told(json!({ "failures": ["swap: other bits"] })), "failed: swap: other bits");
         assert_eq!(told(json!({ "failures": ["a", "b", "c"] })), "failed: a, and 2 more");

@@ -37,7 +37,7 @@ pub fn schedule(device: DeviceName, parts: &[Part]) -> Vec<Step> {
         step(Part::Identity, first, 0.15),
         step(Part::Identity, second, 0.15),
         step(Part::Memory, first, 0.12),
-        step(Part::TestJobs, first, 0.25),
+        step(Part::TestJobs, first, 0.4),
         step(Part::Lengths, of_any_length(device), 0.08),
         step(Part::Probe, first, 0.08),
         step(Part::Compare, members[0], 0.2),
