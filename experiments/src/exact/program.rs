@@ -1,9 +1,10 @@
 //! The program: a mixed-integer relaxation of the timeline, whose optimum no plan that fits can undercut.
 //!
-//! It generalises three formulations to one: keep/recompute is Checkmate's (Jain et al., *Checkmate: Breaking the Memory
+//! It decides what three formulations decide: keep/recompute is Checkmate's (Jain et al., *Checkmate: Breaking the Memory
 //! Wall with Optimal Tensor Rematerialization*, MLSys 2020), keep/swap is AutoTM's (Hildebrand et al.,
-//! *AutoTM*, ASPLOS 2020), and all three actions have POET's variables (Patil et al., *POET*, ICML 2022,
-//! with the capacity of both copy channels added.
+//! *AutoTM*, ASPLOS 2020), and all three actions have POET's variables (Patil et al., *POET*, ICML 2022),
+//! with the capacity of both copy channels added. The rows are ours: Checkmate's stages and its count of memory within one,
+//! AutoTM's synchronous moves and POET's energy are not in it.
 //!
 //! # What is counted where
 //!
