@@ -15,15 +15,6 @@ use crate::plan::{Action, ActionSet};
 use crate::sweep::Problem;
 use crate::timeline::{Pressed, Timeline};
 
-/// Which of the windows that are open at a pressure point are looked at.
-#[derive(Clone, Copy)]
-pub(crate) struct Shown {
-    /// One in so many, in the order of their ends.
-    pub(crate) one_in: usize,
-    /// The first of them.
-    pub(crate) first: usize,
-}
-
 /// Estimates what evicting a window would cost, given what is evicted already. Owns the scratch it needs.
 pub(crate) struct Estimator {
     /// Ends of swapped windows after the pressure point, and the prefetch time claimed until each, that included.
@@ -72,13 +63,12 @@ impl Estimator {
         self.reruns.look(problem.lineage, timeline.dropped());
     }
 
-    /// The windows that one of `actions` can evict at the pressure point before `operator`, as far as they are shown, with their facts.
+    /// The windows that one of `actions` can evict at the pressure point before `operator`, with their facts.
     pub(crate) fn find_candidates(
         &mut self,
         problem: &Problem<'_>,
         timeline: &Timeline<'_>,
         (operator, actions): (usize, ActionSet),
-        shown: Shown,
         candidates: &mut Vec<Candidate>,
     ) {
         self.look(problem, timeline, operator);
@@ -86,7 +76,7 @@ impl Estimator {
         self.claimed_ns.clear();
         let (mut claimed_ns, mut later) = (0, 0);
         // Open windows are in order of their ends, and so are claims.
-        for &id in timeline.open_windows().iter().skip(shown.first).step_by(shown.one_in) {
+        for &id in timeline.open_windows() {
             let end = problem.lineage.window(id).end;
             while let Some(&(_, until_ns)) = self.claims.get(later).filter(|&&(claimed, _)| claimed <= end) {
                 (claimed_ns, later) = (until_ns, later + 1);

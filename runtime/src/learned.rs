@@ -6,9 +6,6 @@ use crate::plan::Action;
 use crate::policy::{Choice, Policy};
 use crate::random::SplitMix64;
 
-/// Candidates that a decision looks at. More take longer than they are worth: where there are thousands, most are like others.
-const LOOKS_AT: usize = 2_048;
-
 /// How scores become a choice.
 #[derive(Clone, Debug)]
 enum Decode {
@@ -58,10 +55,6 @@ impl LearnedPolicy {
 impl Policy for LearnedPolicy {
     fn reads_features(&self) -> bool {
         true
-    }
-
-    fn looks_at(&self) -> usize {
-        LOOKS_AT
     }
 
     fn weighs_waiting(&self) -> bool {

@@ -28,11 +28,6 @@ pub trait Policy {
         false
     }
 
-    /// About how many candidates [`Policy::choose`] is shown at most. Of more, each decision sees others.
-    fn looks_at(&self) -> usize {
-        usize::MAX
-    }
-
     /// Whether [`Policy::choose`] is asked, too, where the budget holds and something has to wait for room: there more may
     /// be evicted, or [`Pressure::waiting`] be chosen.
     fn weighs_waiting(&self) -> bool {

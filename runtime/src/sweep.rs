@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod direct;
 
-use crate::estimate::{Estimator, Shown};
+use crate::estimate::Estimator;
 use crate::hardware::SlowTiers;
 use crate::lineage::{Lineage, WindowId};
 use crate::observation::{Candidate, FEATURES, Pressure};
@@ -90,8 +90,6 @@ pub struct Sweep<'a> {
     candidates: Vec<Candidate>,
     /// Whether features are wanted beside the candidates.
     described: bool,
-    /// How many candidates are shown at most.
-    shown_max: usize,
     features: Vec<f32>,
     estimator: Estimator,
 }
@@ -120,7 +118,6 @@ impl<'a> Sweep<'a> {
             prediction: Prediction::default(),
             candidates: Vec::new(),
             described: true,
-            shown_max: usize::MAX,
             features: Vec::new(),
             estimator,
         };
@@ -200,14 +197,10 @@ impl<'a> Sweep<'a> {
 
     /// Lets `policy` decide what is left until `is_over` says so after a decision. Whether that was everything.
     pub(crate) fn decide_until(&mut self, policy: &mut dyn Policy, is_over: &dyn Fn() -> bool) -> bool {
-        (self.described, self.shown_max) = (policy.reads_features(), policy.looks_at());
+        self.described = policy.reads_features();
         if policy.weighs_waiting() != self.asks_to_wait() {
             self.patient_until = if policy.weighs_waiting() { 0 } else { usize::MAX };
             self.advance();
-        } else if let Some((operator, pressed)) = self.pressed
-            && self.candidates.len() > self.shown_max
-        {
-            self.observe(operator, pressed);
         }
         while let Some(pressure) = self.pressure() {
             match policy.choose(&pressure) {
@@ -218,7 +211,7 @@ impl<'a> Sweep<'a> {
                 break;
             }
         }
-        (self.described, self.shown_max) = (true, usize::MAX);
+        self.described = true;
         self.pressed.is_none()
     }
 
@@ -256,15 +249,7 @@ impl<'a> Sweep<'a> {
 
     fn observe(&mut self, operator: usize, pressed: Pressed) {
         let point = (operator, pressed.actions);
-        // One in so many, and the next time others.
-        let one_in = self.timeline.open_windows().len().div_ceil(self.shown_max).max(1);
-        for turn in 0..one_in {
-            let shown = Shown { one_in, first: (self.decisions + turn) % one_in };
-            self.estimator.find_candidates(&self.problem, &self.timeline, point, shown, &mut self.candidates);
-            if !self.candidates.is_empty() {
-                break;
-            }
-        }
+        self.estimator.find_candidates(&self.problem, &self.timeline, point, &mut self.candidates);
         let rows = self.candidates.len() + usize::from(pressed.wait.is_some());
         // All of it is filled in.
         self.features.resize(if self.described { rows * FEATURES } else { 0 }, 0.0);

@@ -3,7 +3,6 @@
 mod support;
 
 use plimsoll_runtime::baselines::baseline;
-use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::observation::{FEATURE_TABLE, Pressure};
 use plimsoll_runtime::{Choice, Plan, Policy, Problem, Sweep, plan};
 use support::problems::for_random_problems;
@@ -87,41 +86,4 @@ fn a_row_for_waiting_stands_behind_the_candidates_and_says_what_it_costs() {
         soft > 50 && hard > 200 && stalled > 20,
         "{soft} points where it may wait, {hard} others, {stalled} stalls"
     );
-}
-
-/// A baseline that looks at few candidates, and at which.
-struct Glancing {
-    inner: Box<dyn Policy + Send>,
-    seen: Vec<Vec<WindowId>>,
-}
-
-/// How many it looks at.
-const FEW: usize = 3;
-
-impl Policy for Glancing {
-    fn looks_at(&self) -> usize {
-        FEW
-    }
-
-    fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
-        self.seen.push(pressure.candidates.iter().map(|candidate| candidate.window).collect());
-        self.inner.choose(pressure)
-    }
-}
-
-#[test]
-fn who_looks_at_few_candidates_sees_others_each_time_and_holds_about_as_many_budgets() {
-    let (mut others, mut held, mut held_by_all) = (0, 0, 0);
-    for_random_problems(400, 80, |seed, problem| {
-        let all = plan(*problem, baseline("largest", 0).unwrap().as_mut());
-        let mut glancing = Glancing { inner: baseline("largest", 0).unwrap(), seen: Vec::new() };
-        let few = plan(*problem, &mut glancing);
-        assert!(glancing.seen.iter().all(|seen| (1..=FEW).contains(&seen.len())), "seed {seed}: {:?}", glancing.seen);
-        let is_other = |pair: &&[Vec<WindowId>]| pair[0].iter().all(|window| !pair[1].contains(window));
-        others += glancing.seen.windows(2).filter(is_other).count();
-        held += usize::from(few.fits());
-        held_by_all += usize::from(all.fits());
-    });
-    assert!(others > 100, "{others} times others were seen");
-    assert!(20 * held > 19 * held_by_all, "{held} budgets held, {held_by_all} by who looks at all");
 }

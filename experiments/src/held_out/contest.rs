@@ -79,10 +79,6 @@ impl Policy for Unasked {
         self.0.reads_features()
     }
 
-    fn looks_at(&self) -> usize {
-        self.0.looks_at()
-    }
-
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         self.0.choose(pressure)
     }
