@@ -73,7 +73,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
         let cuts = CUTS.iter().filter(|_| is_learned).map(|cut| 1.0 - cut * saved_share);
         for ratio in RATIOS.into_iter().chain(cuts) {
             if request.deadline.is_over() {
-                return findings.set(super::CUT_SHORT, true);
+                return findings.cut_short();
             }
             instance.budget_bytes = (ratio * peak_bytes) as u64;
             let decided = policy.plan(instance.problem(), &Planner::default());
@@ -88,7 +88,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     }
     for Everything { name, actions } in EVERYTHING {
         if request.deadline.is_over() {
-            return findings.set(super::CUT_SHORT, true);
+            return findings.cut_short();
         }
         let unlimited = Instance { budget_bytes: 0, actions, ..instance.clone() };
         let nothing = Plan::keep_all(unlimited.lineage.windows().len());

@@ -142,7 +142,7 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
         Ok(untouched) => untouched,
         // Whatever keeps PyTorch from it: no compiler, no such model.
         Err(Nothing::Failed(why)) => return findings.not_run(why),
-        Err(Nothing::CutShort) => return findings.set(super::CUT_SHORT, true),
+        Err(Nothing::CutShort) => return findings.cut_short(),
     };
     let repeats = untouched.repeats == Some(true);
     findings.set("untouched_job_repeats", repeats)?;
@@ -167,7 +167,7 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
     let keep_all_peak_bytes = match job(Some(WATCHED_BYTES))? {
         Ok(watched) => judge("watched", watched, WATCHED_BYTES, findings)?,
         Err(Nothing::Failed(why)) => return findings.fail(format!("watched: {why}")),
-        Err(Nothing::CutShort) => return findings.set(super::CUT_SHORT, true),
+        Err(Nothing::CutShort) => return findings.cut_short(),
     };
     let shares = if kind.is_throughout() { &SHARES_OF_STATE[..] } else { &SHARES };
     for share in shares {
@@ -176,7 +176,7 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
             Ok(job) => return judge("within_a_budget", job, budget_bytes, findings).map(drop),
             Err(Nothing::Failed(why)) if why.contains(NO_ROOM) => findings.push("no_room", why)?,
             Err(Nothing::Failed(why)) => return findings.fail(format!("within {budget_bytes} bytes: {why}")),
-            Err(Nothing::CutShort) => return findings.set(super::CUT_SHORT, true),
+            Err(Nothing::CutShort) => return findings.cut_short(),
         }
     }
     findings.fail("no budget that was tried could be held".to_owned())

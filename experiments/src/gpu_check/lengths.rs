@@ -71,7 +71,7 @@ fn run_one(
     findings.push("left_alone", LeftAlone { passes, repeats, peak_bytes: keep_all_peak_bytes })?;
     for &share in shares {
         if request.deadline.is_over() {
-            return findings.set(super::CUT_SHORT, true);
+            return findings.cut_short();
         }
         let budget_bytes = (share * keep_all_peak_bytes as f64) as u64;
         let mut runtime = bed.runtime(budget_bytes, link)?;

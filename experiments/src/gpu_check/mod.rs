@@ -213,6 +213,11 @@ impl Findings {
         self.set(NOT_RUN, why.into())
     }
 
+    /// Says that time was over before all was done.
+    pub fn cut_short(&mut self) -> anyhow::Result<()> {
+        self.set(CUT_SHORT, true)
+    }
+
     /// Whether there is a finding of that name.
     fn has(&self, key: &str) -> bool {
         self.found.contains_key(key)
@@ -256,15 +261,11 @@ impl Outcome {
     }
 
     fn without_failures(found: &Value) -> Self {
-        let left_out = found[LEFT_OUT].as_array().map_or(0, Vec::len);
-        match (found[CUT_SHORT] == true, left_out) {
-            (false, 0) => Outcome::Done,
-            (true, 0) => Outcome::InPart("its time was over".to_owned()),
-            (false, left_out) => Outcome::InPart(format!("{left_out} do not run here when they are left alone")),
-            (true, left_out) => {
-                Outcome::InPart(format!("its time was over, and {left_out} do not run here when they are left alone"))
-            }
-        }
+        let is_over = (found[CUT_SHORT] == true).then(|| "its time was over".to_owned());
+        let left_out = found[LEFT_OUT].as_array();
+        let left_out = left_out.map(|all| format!("{} do not run here when they are left alone", all.len()));
+        let missing: Vec<String> = is_over.into_iter().chain(left_out).collect();
+        if missing.is_empty() { Outcome::Done } else { Outcome::InPart(missing.join(", and ")) }
     }
 
     /// Of a step that ended well, by what it found.

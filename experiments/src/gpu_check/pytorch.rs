@@ -48,7 +48,7 @@ pub fn run(request: &Request, member: &Member, findings: &mut Findings) -> anyho
     }
     match ended {
         Ended::NotStarted(why) => findings.not_run(why)?,
-        Ended::OutOfTime => findings.set(super::CUT_SHORT, true)?,
+        Ended::OutOfTime => findings.cut_short()?,
         Ended::ByItself(status, _) if status.success() => {}
         Ended::ByItself(_, complaint) if ways.is_empty() => findings.not_run(complaint)?,
         Ended::ByItself(status, _) => findings.fail(format!("the script ended early: {status}"))?,

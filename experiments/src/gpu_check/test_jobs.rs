@@ -130,7 +130,7 @@ impl Judged {
             }
             Judged::LeftOut(why) => findings.push(LEFT_OUT, why),
             Judged::Failed(why) => findings.fail(why),
-            Judged::CutShort => findings.set(CUT_SHORT, true),
+            Judged::CutShort => findings.cut_short(),
         }
     }
 }

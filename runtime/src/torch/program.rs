@@ -177,7 +177,7 @@ impl Program {
             }
         }
         self.standing.reset(&next);
-        self.progress.matches = false;
+        self.rule_out();
     }
 
     /// The program has let go of a storage.
