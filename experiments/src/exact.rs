@@ -7,7 +7,6 @@
 //! every prediction; where the gap is 0 no plan is better.
 
 mod branch;
-mod highs;
 mod program;
 
 use std::ops::ControlFlow;
@@ -19,10 +18,9 @@ use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Plan, Planned, Problem};
 use serde::Serialize;
 
+use crate::highs::{Answer, Highs, HighsError, Solver};
 use crate::table::percent;
 use branch::{Incumbent, Tree};
-use highs::{Answer, Solver};
-pub use highs::{Highs, HighsError};
 use program::{Program, Size, choose_cuts};
 
 /// The name on the command line and in reports.

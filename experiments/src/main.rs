@@ -11,6 +11,7 @@ mod exact;
 mod explanation;
 mod gpu_check;
 mod held_out;
+mod highs;
 mod interrupt;
 mod learner_log;
 mod link;
@@ -31,6 +32,7 @@ mod svg;
 mod table;
 mod tensorboard;
 mod tiers;
+mod two_level;
 
 use clap::{Parser, Subcommand};
 

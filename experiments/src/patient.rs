@@ -9,7 +9,8 @@ use plimsoll_runtime::planner::SEARCH;
 use plimsoll_runtime::search::{Limits, search};
 use plimsoll_runtime::{Decided, Problem};
 
-use crate::exact::{EXACT, Highs, Progress, Proof, solve};
+use crate::exact::{EXACT, Progress, Proof, solve};
+use crate::highs::Highs;
 use crate::interrupt::watch_for_interrupt;
 use crate::progress;
 use crate::table::percent;

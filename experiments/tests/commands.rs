@@ -12,7 +12,7 @@ use plimsoll_tests::command::Bench;
 use serde_json::Value;
 
 const SUBCOMMANDS: [&str; 8] = ["record", "train", "finetune", "plan", "evaluate", "run", "hold", "inspect"];
-const BASELINES: [&str; 6] = ["keep-all", "chen", "vdnn-all", "dtr", "capuchin", "lru"];
+const BASELINES: [&str; 8] = ["keep-all", "chen", "knapsack", "vdnn-all", "dtr", "msps", "capuchin", "dtr-swap"];
 
 /// What every point of a result holds, by its JSON pointer.
 const FIELDS: [&str; 22] = [
@@ -144,7 +144,7 @@ fn plan_by_search_holds_the_budget() {
         ));
         bench.json("p.json")
     };
-    for policy in ["search", "home", "genetic"] {
+    for policy in ["search", "home", "genetic", "auto-perf-maxing"] {
         let point = planned(policy, "");
         assert_complete(&point);
         assert_eq!((point["policy"].as_str(), point["feasible"].as_bool()), (Some(policy), Some(true)));

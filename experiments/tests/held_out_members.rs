@@ -81,7 +81,7 @@ const JUDGE: &str = "evaluate --config gpt.toml --policy gpt.policy --held-out -
 #[test]
 fn a_policy_is_judged_beside_every_baseline_and_searches_of_the_same_effort() {
     let bench = bench();
-    let stdout = bench.succeed(&format!("{JUDGE} --beside dtr --json held.json")).stdout;
+    let stdout = bench.succeed(&format!("{JUDGE} --beside dtr --auto-perf-maxing --json held.json")).stdout;
     for word in ["over reference", "recompute only", "policy + search", "best baselines: "] {
         assert!(stdout.contains(word), "{word} in {stdout}");
     }
@@ -98,8 +98,15 @@ fn a_policy_is_judged_beside_every_baseline_and_searches_of_the_same_effort() {
         let outcome = |name: &str| point["outcomes"][name]["makespan_ns"].as_u64();
         assert_eq!(outcome("best baseline"), best, "{point:#}");
         let reference = number(point, "/reference/makespan_ns") as u64;
-        for name in ["policy alone", "policy + search", "dtr alone", "dtr + search", "search", "best baseline + search"]
-        {
+        for name in [
+            "policy alone",
+            "policy + search",
+            "dtr alone",
+            "dtr + search",
+            "search",
+            "best baseline + search",
+            "auto-perf-maxing",
+        ] {
             assert!(point["outcomes"][name].is_object(), "{name} in {point:#}");
             assert!(outcome(name).is_none_or(|makespan_ns| makespan_ns >= reference), "{name} in {point:#}");
         }
@@ -148,8 +155,8 @@ fn a_policy_can_carry_its_judgement() {
 #[test]
 fn a_judgement_is_repeated_to_the_nanosecond_and_takes_references_from_the_last() {
     let bench = bench();
-    bench.succeed(&format!("{JUDGE} --points-max 5 --json first.json"));
-    bench.succeed(&format!("{JUDGE} --points-max 5 --known first.json --json second.json"));
+    bench.succeed(&format!("{JUDGE} --points-max 5 --auto-perf-maxing --json first.json"));
+    bench.succeed(&format!("{JUDGE} --points-max 5 --auto-perf-maxing --known first.json --json second.json"));
     let [first, second] = ["first.json", "second.json"].map(|name| bench.json(name)["points"].clone());
     assert_eq!(first.as_array().unwrap().len(), 5);
     for (first, second) in first.as_array().unwrap().iter().zip(second.as_array().unwrap()) {
@@ -161,6 +168,7 @@ fn a_judgement_is_repeated_to_the_nanosecond_and_takes_references_from_the_last(
     }
     // Side by side: a row each, and one for both. What they hold is the same.
     let table = bench.succeed("summarise first.json second.json").stdout;
+    assert!(table.contains("auto-perf-maxing holds "), "{table}");
     let row = |name: &str| {
         let start = format!("| {name} | ");
         let line =

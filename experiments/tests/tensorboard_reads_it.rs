@@ -61,5 +61,5 @@ fn what_train_and_evaluate_log() {
         }
     }
     let runs: Vec<&String> = compared.as_object().unwrap().keys().collect();
-    assert_eq!(runs, ["capuchin", "chen", "dtr", "keep-all", "lru", "resnet", "vdnn-all"]);
+    assert_eq!(runs, ["capuchin", "chen", "dtr", "dtr-swap", "keep-all", "knapsack", "msps", "resnet", "vdnn-all"]);
 }

@@ -42,7 +42,7 @@ pub const SEARCH: &str = "search";
 /// The baselines that are asked, in this order: at nine of ten points of held-out members one of the first five is the best.
 /// Where nothing may be swapped, `dtr-swap` decides as `dtr` does, and `capuchin` as `msps`. Keep-all and chance are not
 /// among them.
-pub const PORTFOLIO: [&str; 20] = [
+pub const PORTFOLIO: [&str; 21] = [
     "dtr-swap",
     "capuchin",
     "cheapest",
@@ -63,6 +63,7 @@ pub const PORTFOLIO: [&str; 20] = [
     "vdnn-conv",
     "sentinel",
     "heat",
+    "knapsack",
 ];
 
 /// What planning takes where nobody limits it.

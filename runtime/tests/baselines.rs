@@ -306,6 +306,28 @@ fn chen_keeps_every_third_of_nine() {
     assert_eq!(evicted("chen", &trace, SLOW, peak_bytes, ActionSet::ALL), dropped(&[2, 3, 5, 6, 8]));
 }
 
+/// Of what the backward pass reads, 1 is worth 3 µs, 2 is worth 4, and 3 is worth 5 but as large as both: where there is no room
+/// for one of them it is 1 that is rebuilt, and where there is room for two of four megabytes 3 is.
+#[test]
+fn a_knapsack_saves_what_is_worth_the_most_time_in_its_bytes() {
+    let mut script = Script::new(1);
+    script.run(3_000).reads(0).creates(1);
+    script.run(4_000).reads(0).creates(2);
+    script.run(5_000).reads(0).creates_bytes(3, 2 * BYTES);
+    script.run(100).reads(0).workspace(4 * BYTES);
+    script.run(100).backward().workspace(4 * BYTES);
+    for storage in 1..=3 {
+        script.run(100).backward().reads(storage).frees(storage);
+    }
+    let trace = script.trace();
+    let peak_bytes = Lineage::of(&trace).keep_all_peak_bytes();
+    for (missing, expected) in [(0, &[][..]), (1, &[1]), (2, &[3]), (3, &[1, 3]), (4, &[1, 2, 3])] {
+        let rebuilt = evicted("knapsack", &trace, 1, peak_bytes - missing * BYTES, ActionSet::ALL);
+        assert_eq!(rebuilt, dropped(expected), "{missing} MiB are missing");
+    }
+    assert_eq!(evicted("knapsack", &trace, 1, peak_bytes - BYTES, ActionSet::SWAP), []);
+}
+
 /// At the peak 1 to 3 are idle: 1 is large but not long enough for its copies, 2 covers more bytes × time than 3. 4 is
 /// larger and idle longer than any, but not at the peak.
 #[test]

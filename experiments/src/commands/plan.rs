@@ -12,6 +12,7 @@ use plimsoll_runtime::{Decided, Lineage, PlanFile, Problem, Timeline, Trace};
 use crate::chosen::{ActionsFlag, Chosen, PlannerFlags};
 use crate::exact::{EXACT, Proof};
 use crate::explanation;
+use crate::highs::Highs;
 use crate::link::{LinkFlag, described};
 use crate::machine::{Machine, RecordedOn};
 use crate::online;
@@ -19,6 +20,7 @@ use crate::outputs::{require_outputs, write_json};
 use crate::patient::{decide_by_search, decide_exactly};
 use crate::results::PointResult;
 use crate::table::{Table, mib, milliseconds, percent};
+use crate::two_level::{TWO_LEVEL, decide_at_two_levels};
 
 /// Storages that are named at the peak.
 const LARGEST: usize = 5;
@@ -29,7 +31,7 @@ pub struct Arguments {
     /// A recorded trace
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// A policy file, the name of a baseline, or `exact`
+    /// A policy file, the name of a baseline, `exact`, or `auto-perf-maxing`
     #[arg(long, value_name = "FILE|BASELINE|exact")]
     policy: String,
     /// How long `exact` or `search` may take [default: 60s for `exact`, 20,000 evaluations for `search`]
@@ -151,6 +153,7 @@ fn decide(arguments: &Arguments, problem: Problem<'_>) -> anyhow::Result<(Decide
         (EXACT, limit) => decide_exactly(problem, limit).map(|(decided, proof)| (decided, Some(proof))),
         (SEARCH, Some(limit)) => Ok((decide_by_search(problem, limit)?, None)),
         (_, Some(_)) => bail!("--time-limit: only `{EXACT}` and `{SEARCH}` take as long as they are given"),
+        (TWO_LEVEL, None) => Ok((decide_at_two_levels(&Highs::find()?, problem)?, None)),
         (name, None) => {
             let policy = Chosen::parse(name)?;
             policy.warn_of_mismatch(&problem.trace.family, arguments.allowed.actions);
@@ -168,6 +171,9 @@ fn refuse(arguments: &Arguments, problem: Problem<'_>, proof: Option<Proof>) -> 
         }
         Some(_) => {
             bail!("{EXACT} found no plan that holds a budget of {budget} bytes, and no proof that there is none")
+        }
+        None if arguments.policy == TWO_LEVEL => {
+            bail!("{TWO_LEVEL} found no plan that holds a budget of {budget} bytes")
         }
         None => {
             let policy = Chosen::parse(&arguments.policy)?;

@@ -13,8 +13,8 @@ use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::timeline::CHANGES_MAX;
 use plimsoll_runtime::{Action, Plan, Prediction, Problem, Timeline};
 
-use super::highs::{Answer, Highs, HighsError, Solver};
 use super::program::Program;
+use crate::highs::{Answer, Highs, HighsError, Solver};
 
 /// The best plan that fits, so far.
 pub struct Incumbent<'a> {

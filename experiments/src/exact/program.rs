@@ -44,7 +44,7 @@ use plimsoll_runtime::trace::OperatorId;
 use plimsoll_runtime::{Action, Plan, Problem};
 use serde::Serialize;
 
-use super::highs::{Column, Model};
+use crate::highs::{Column, Model};
 
 /// A term of a row.
 type Term = (Column, f64);

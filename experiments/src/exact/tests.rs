@@ -11,9 +11,9 @@ use plimsoll_runtime::lineage::WindowId;
 use plimsoll_runtime::trace::{Access, AccessMode, Class, Operator, Phase, Storage, StorageId};
 use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Problem, Timeline, Trace};
 
-use super::highs::{Answer, Highs, Solver};
 use super::program::{Program, choose_cuts};
 use super::{Solved, solve};
+use crate::highs::{Answer, Highs, Solver};
 use draw::Draw;
 use random_trace::random_trace;
 

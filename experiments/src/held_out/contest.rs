@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::points::{Field, Point};
 use super::processor::timed;
 use crate::chosen::Chosen;
+use crate::highs::Highs;
+use crate::two_level::{TWO_LEVEL, decide_at_two_levels};
 
 /// Evaluations by which the pace of a search is found: as many as make its first steps, which are faster or slower than the
 /// rest, a small part of them.
@@ -94,6 +96,8 @@ pub struct Contest<'a> {
     pub planner_time: Duration,
     /// Evaluations of every search but that for the reference, in place of a time.
     pub search_plans: Option<u64>,
+    /// What solves the programs of torchtitan's planner, where that is asked, too.
+    pub highs: Option<Highs>,
     /// Time of the search for the reference.
     pub reference_time: Duration,
     /// References of earlier calls.
@@ -225,7 +229,7 @@ impl Known {
 
 impl Contest<'_> {
     /// Lets everything plan at a point; none where nothing holds its budget.
-    pub fn hold(&self, field: &Field) -> Option<PointReport> {
+    pub fn hold(&self, field: &Field) -> anyhow::Result<Option<PointReport>> {
         let problem = field.point.instance.problem();
         let best_baseline = field.best();
         let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
@@ -256,13 +260,17 @@ impl Contest<'_> {
         }
         plans.push(Made::of(SEARCH, timed(|| searched(&[]))));
         plans.push(Made::of(SEEDED, timed(|| searched(&seed))));
+        if let Some(highs) = &self.highs {
+            let (decided, time) = timed(|| decide_at_two_levels(highs, problem));
+            plans.push(Made::of(TWO_LEVEL, (decided?, time)));
+        }
         if let Some((by, planned, time)) = best_baseline {
             plans.push(Made { way: BEST_BASELINE.to_owned(), by, planned: planned.clone(), time });
         }
-        let mut report = describe(field, &plans)?;
+        let Some(mut report) = describe(field, &plans) else { return Ok(None) };
         let starts: Vec<Plan> = plans.into_iter().map(|made| made.planned.plan).collect();
         self.refine(&mut report, || search_for(problem, &starts, pace.limits(self.reference_time, self.seed)).planned);
-        Some(report)
+        Ok(Some(report))
     }
 
     /// What the planner would come to under a limit of wall time on one idle core, where `alone` is the greedy decode.

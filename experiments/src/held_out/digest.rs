@@ -6,6 +6,7 @@ use plimsoll_env::reward::plan_reward;
 
 use super::contest::{ALONE, BEST_BASELINE, DECODES, PLANNER, PointReport, SEARCH, SEEDED, way_of};
 use super::summary::Group;
+use crate::two_level::TWO_LEVEL;
 
 /// What one call found out.
 pub struct Digested {
@@ -68,6 +69,17 @@ struct Sums {
     decide_ns: f64,
     decide_ns_per_window_max: f64,
     windows: usize,
+    two_level: Beside,
+}
+
+/// What torchtitan's planner comes to where it was asked and holds the budget, beside ours.
+#[derive(Clone, Copy, Default)]
+struct Beside {
+    asked: usize,
+    held: usize,
+    overhead: f64,
+    planner: f64,
+    better: usize,
 }
 
 impl Sums {
@@ -96,6 +108,9 @@ impl Sums {
             let excess = planner as f64 / point.reference.makespan_ns as f64 - 1.0;
             self.planner_excess_max = self.planner_excess_max.max(excess);
             self.planner_beaten += usize::from(baseline < planner);
+            if let Some(outcome) = point.outcomes.get(TWO_LEVEL) {
+                self.two_level.add(point, outcome.makespan_ns, planner);
+            }
         }
         self.decode_beaten += usize::from(baseline < decode);
         let reward = plan_reward(point.overhead(decode), point.overhead(baseline), 0, point.budget_bytes);
@@ -122,6 +137,7 @@ impl Sums {
         self.decide_ns += other.decide_ns;
         self.windows += other.windows;
         self.decide_ns_per_window_max = self.decide_ns_per_window_max.max(other.decide_ns_per_window_max);
+        self.two_level.merge(other.two_level);
     }
 
     /// The mean of a sum over what `way` holds, in percent; none where it does not hold every point.
@@ -160,7 +176,7 @@ impl Sums {
             "Less overhead than the best baselines: one decode {}, planner {}. Than search from nothing: planner {}, the \
              reference {}; than search from the best baseline: planner {}, the reference {}. A baseline is better than the \
              planner at {} points. A decode takes {:.1} µs a window, at most {:.1}. {} points more are left out: no \
-             baseline or not the decode holds their budgets.",
+             baseline or not the decode holds their budgets.{}",
             less(overhead(Way::Decode), Way::Baseline),
             less(planner, Way::Baseline),
             less(planner, Way::FromNothing),
@@ -171,6 +187,43 @@ impl Sums {
             1e-3 * self.decide_ns / self.windows.max(1) as f64,
             1e-3 * self.decide_ns_per_window_max,
             self.unheld,
+            self.two_level,
+        )
+    }
+}
+
+impl Beside {
+    fn add(&mut self, point: &PointReport, makespan_ns: Option<u64>, planner_ns: u64) {
+        self.asked += 1;
+        let Some(makespan_ns) = makespan_ns else { return };
+        self.held += 1;
+        self.overhead += point.overhead(makespan_ns);
+        self.planner += point.overhead(planner_ns);
+        self.better += usize::from(makespan_ns < planner_ns);
+    }
+
+    fn merge(&mut self, other: Beside) {
+        self.asked += other.asked;
+        self.held += other.held;
+        self.overhead += other.overhead;
+        self.planner += other.planner;
+        self.better += other.better;
+    }
+}
+
+impl Display for Beside {
+    /// A sentence, or nothing where it was never asked.
+    fn fmt(&self, out: &mut Formatter<'_>) -> Result {
+        let Beside { asked, held, overhead, planner, better } = *self;
+        if asked == 0 {
+            return Ok(());
+        }
+        let mean = |sum: f64| 100.0 * sum / held.max(1) as f64;
+        write!(
+            out,
+            " {TWO_LEVEL} holds {held} of {asked} budgets, at {:.2} % where the planner takes {:.2}; it is better at {better}.",
+            mean(overhead),
+            mean(planner),
         )
     }
 }
@@ -237,6 +290,7 @@ mod tests {
             (SEARCH, Some(112)),
             (SEEDED, Some(110)),
             ("policy + search", Some(108)),
+            (TWO_LEVEL, link.then_some(114)),
         ];
         let outcome = |makespan_ns| Outcome { makespan_ns, by: "learned".into(), decide_ns: 8_000 };
         PointReport {
@@ -270,7 +324,9 @@ mod tests {
             links.contains("one decode 0 %, planner 60 %. Than search from nothing: planner 33 %, the reference 58 %")
         );
         assert!(links.contains("2.0 µs a window, at most 2.0. 1 points more are left out"));
+        assert!(links.contains("holds 2 of 2 budgets, at 14.00 % where the planner takes 8.00; it is better at 0."));
         assert!(rest.contains("| all | 1 | 20.00 | 20.00 |"), "{rest}");
+        assert!(rest.contains("holds 0 of 1 budgets"), "{rest}");
     }
 
     #[test]

@@ -8,7 +8,9 @@ use crate::policy::{Choice, Policy};
 /// 2020, sections 4.3 and 4.4; Free Time = swap-in start − swap-out end, MSPS = saving / recompute time).
 ///
 /// Deviations: it decides at pressure points, and a swap's cost counts the copies claimed already, which makes it
-/// stronger than the paper's; the in-trigger is the timeline's.
+/// stronger than the paper's; the in-trigger is the timeline's; a candidate's recompute counts what has to be rebuilt for it,
+/// and not how often it would be rebuilt itself for what was dropped before, because the timeline keeps what it rebuilt
+/// while there is room.
 pub struct Capuchin;
 
 impl Policy for Capuchin {

@@ -13,6 +13,7 @@ mod genetic;
 mod heat;
 mod home;
 mod keep_all;
+mod knapsack;
 mod largest;
 mod lru;
 mod megengine;
@@ -40,6 +41,7 @@ pub use genetic::Genetic;
 pub use heat::Heat;
 pub use home::Home;
 pub use keep_all::KeepAll;
+pub use knapsack::Knapsack;
 pub use largest::Largest;
 pub use lru::Lru;
 pub use megengine::MegEngine;
@@ -63,9 +65,10 @@ use crate::timeline::Timeline;
 use crate::trace::{OperatorId, Phase};
 
 /// The names that [`baseline`] knows.
-pub const BASELINES: [&str; 22] = [
+pub const BASELINES: [&str; 23] = [
     "keep-all",
     "chen",
+    "knapsack",
     "vdnn-all",
     "vdnn-conv",
     "vdnn-dyn",
@@ -96,6 +99,7 @@ pub fn baseline(name: &str, seed: u64) -> Option<Box<dyn Policy + Send>> {
     Some(match name {
         "keep-all" => Box::new(KeepAll),
         "chen" => Box::new(Chen),
+        "knapsack" => Box::new(Knapsack),
         "vdnn-all" => Box::new(VdnnAll),
         "vdnn-conv" => Box::new(VdnnConv),
         "vdnn-dyn" => Box::new(VdnnDyn),
@@ -221,7 +225,7 @@ fn is_of_kind(name: &str, kinds: &[&str]) -> bool {
 }
 
 /// Windows of storages made in the forward pass that start there and end in the backward pass.
-fn forward_to_backward(problem: &Problem<'_>) -> Vec<WindowId> {
+pub fn forward_to_backward(problem: &Problem<'_>) -> Vec<WindowId> {
     let (trace, lineage) = (problem.trace, problem.lineage);
     let phase = |index: u32| trace.operators.get(index as usize).map(|operator| operator.phase);
     let spans = |id: &WindowId| {

@@ -8,7 +8,8 @@ use crate::sweep::Problem;
 /// recently used first, as far as the budget needs (Wang et al., *SuperNeurons: Dynamic GPU Memory Management for Training
 /// Deep Neural Networks*, PPoPP 2018, sections 3.2 to 3.4).
 ///
-/// Deviations: a layer is known by the names of its operators; where keep-all fits, nothing is dropped; a segment's
+/// Deviations: a layer is known by the names of its operators; what is offloaded is what heavy layers leave, where the paper
+/// offloads what convolutions read; where keep-all fits, nothing is dropped; a segment's
 /// recompute is memory-centric or speed-centric as the timeline sees fit, which keeps what was rebuilt while there is
 /// room, and not by the segment's bytes; where everything of both kinds is gone already, nothing else is evicted.
 #[derive(Default)]

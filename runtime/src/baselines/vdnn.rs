@@ -6,7 +6,8 @@ use crate::sweep::Problem;
 /// Offloads whatever the forward pass leaves for the backward pass (Rhu et al., *vDNN*, MICRO 2016, vDNN-all).
 ///
 /// Deviations: it needs no layers, so a "feature map" is any storage whose window starts in the forward pass and
-/// ends in the backward pass; copies are not awaited at every layer, as in vDNN++.
+/// ends in the backward pass; copies are not awaited at every layer, as in vDNN++; a prefetch begins when the timeline
+/// lets it, and not one convolution ahead.
 pub struct VdnnAll;
 
 impl Policy for VdnnAll {

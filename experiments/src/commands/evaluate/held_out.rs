@@ -18,6 +18,7 @@ use crate::held_out::{
     ALONE, Contest, Contestant, Field, Known, PLANNER, PointReport, Skipped, Summary, called, grid, print,
     spread_evenly, way_of,
 };
+use crate::highs::Highs;
 use crate::link::bandwidth;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
@@ -68,6 +69,9 @@ pub struct HeldOutFlags {
     /// With --held-out: another policy to compare, such as one of another family; may be given several times
     #[arg(long, value_name = "FILE|BASELINE", requires = "held_out")]
     beside: Vec<String>,
+    /// With --held-out: let torchtitan's `auto_perf_maxing` plan, too, whose programs HiGHS solves
+    #[arg(long, requires = "held_out")]
+    auto_perf_maxing: bool,
     /// With --held-out: write the figures of the policy into its file, too
     #[arg(long, requires = "held_out")]
     sign: bool,
@@ -165,6 +169,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
         decodes: request.planner.decodes,
         planner_time: request.planner.search_ms.map_or(planner::TIME, Duration::from_millis),
         search_plans: request.planner.search_plans,
+        highs: flags.auto_perf_maxing.then(Highs::find).transpose()?,
         reference_time: Duration::try_from_secs_f64(flags.reference_seconds).context("--reference-seconds")?,
         known: known(&flags.known)?,
         seed: request.planner.search_seed,
@@ -172,7 +177,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     let machine = Machine::find(&flags.hardware, Some(&request.config.path))?;
     let traces = traces(&mut request, &machine, flags)?;
     let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
-    let (points, skipped) = threads.install(|| compare(&contest, &traces, machine.latency_ns(), flags));
+    let (points, skipped) = threads.install(|| compare(&contest, &traces, machine.latency_ns(), flags))?;
     if points.is_empty() {
         bail!("no point says anything: {skipped}");
     }
@@ -277,7 +282,7 @@ fn compare(
     traces: &[Arc<Trace>],
     latency_ns: u64,
     flags: &HeldOutFlags,
-) -> (Vec<PointReport>, Skipped) {
+) -> anyhow::Result<(Vec<PointReport>, Skipped)> {
     let learned: Vec<&Chosen> = contest.contestants.iter().map(|contestant| &contestant.policy).collect();
     let spinner = progress::spinner("choosing points");
     let links: Vec<Link> =
@@ -294,14 +299,16 @@ fn compare(
     let fields = spread_evenly(fields, flags.points_max.unwrap_or(usize::MAX));
     skipped.beyond_points_max = open - fields.len();
     let bar = progress::bar(fields.len() as u64, "points");
-    let reports: Vec<Option<PointReport>> = fields.par_iter().map(|field| hold(contest, field, &bar)).collect();
+    let reports: anyhow::Result<Vec<Option<PointReport>>> =
+        fields.par_iter().map(|field| hold(contest, field, &bar)).collect();
     bar.finish_and_clear();
+    let reports = reports?;
     skipped.infeasible += reports.iter().filter(|report| report.is_none()).count();
-    (reports.into_iter().flatten().collect(), skipped)
+    Ok((reports.into_iter().flatten().collect(), skipped))
 }
 
-fn hold(contest: &Contest<'_>, field: &Field, bar: &indicatif::ProgressBar) -> Option<PointReport> {
-    let report = contest.hold(field);
+fn hold(contest: &Contest<'_>, field: &Field, bar: &indicatif::ProgressBar) -> anyhow::Result<Option<PointReport>> {
+    let report = contest.hold(field)?;
     if let Some(report) = &report {
         bar.set_message(format!(
             "{} at {:.0}%: reference by {}",
@@ -311,7 +318,7 @@ fn hold(contest: &Contest<'_>, field: &Field, bar: &indicatif::ProgressBar) -> O
         ));
     }
     bar.inc(1);
-    report
+    Ok(report)
 }
 
 impl PolicyLine {

@@ -1,6 +1,6 @@
 //! HiGHS behind a safe interface: a model of columns and rows, and a solver that answers with a proven bound.
 //!
-//! The library is loaded when it is first wanted, so that nothing but the exact reference needs it. This module knows
+//! The library is loaded when it is first wanted, so that nothing needs it but what solves programs. This module knows
 //! nothing of traces or plans.
 
 mod sys;
@@ -21,9 +21,7 @@ const FETCHED: &str = ".tools/highs/highsbox/highs_dist/lib/libhighs.so";
 #[derive(Debug, Error)]
 pub enum HighsError {
     /// There is no library.
-    #[error(
-        "the exact reference needs HiGHS: `make tools` fetches it, or {HIGHS_VARIABLE} names a libhighs.so of 1.15"
-    )]
+    #[error("programs are solved by HiGHS: `make tools` fetches it, or {HIGHS_VARIABLE} names a libhighs.so of 1.15")]
     Missing,
     /// There is one, and it cannot be loaded.
     #[error("{} is no HiGHS that can be loaded", .path.display())]
@@ -112,6 +110,11 @@ impl Model {
     /// Adds a column that is 0 or 1.
     pub fn binary(&mut self, cost: f64) -> Column {
         self.column(cost, 1.0, sys::TYPE_INTEGER)
+    }
+
+    /// Adds a column that lies between 0 and 1.
+    pub fn share(&mut self, cost: f64) -> Column {
+        self.column(cost, 1.0, sys::TYPE_CONTINUOUS)
     }
 
     /// Adds a column that is not negative.
