@@ -229,7 +229,7 @@ fn the_check_of_batches_finds_the_largest() {
     let found = check(&bench, "batch", "gpt-tiny", "");
     let [plain, under_a_budget] = ["plain", "under_a_budget"].map(|how| found["largest"][how].as_u64().unwrap());
     assert!(0 < plain && plain <= under_a_budget, "{found}");
-    assert_eq!(found["largest"]["cut_short"], false, "{found}");
+    assert!(found.get("cut_short").is_none(), "{found}");
     let refused = found["attempts"].as_array().unwrap().iter().filter_map(|attempt| attempt["failure"].as_str());
     assert!(refused.clone().count() >= 2 && refused.clone().all(|why| why.contains("CUDA out of memory")), "{found}");
 }

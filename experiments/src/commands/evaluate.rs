@@ -22,7 +22,7 @@ use crate::loops::LoopFlags;
 use crate::margin::Margin;
 use crate::outputs::{require_logdir, require_outputs, write_json};
 use crate::progress;
-use crate::provenance::command_line;
+use crate::provenance::{command_line, commit};
 use crate::results::PointResult;
 use crate::table::{Table, mib, percent};
 use crate::tensorboard::RunLog;
@@ -81,6 +81,7 @@ pub struct Arguments {
 #[derive(Serialize)]
 struct Report<'a> {
     command: String,
+    commit: String,
     agreement: Option<Agreement>,
     margin: Option<Margin>,
     results: &'a [PointResult],
@@ -90,6 +91,7 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct AgreementReport<'a> {
     command: String,
+    commit: String,
     agreement: Option<Agreement>,
     margin: Option<Margin>,
     points: Vec<Point<'a>>,
@@ -144,11 +146,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let agreement = Agreement::of(&results);
     let margin = Margin::of(policies[0].name(), &results);
     if let Some(path) = &arguments.json {
-        write_json(path, &Report { command: command_line(), agreement, margin, results: &results })?;
+        write_json(path, &Report { command: command_line(), commit: commit(), agreement, margin, results: &results })?;
     }
     if let Some(path) = &arguments.agreement {
         let points = Point::of_all(&results).collect();
-        write_json(path, &AgreementReport { command: command_line(), agreement, margin, points })?;
+        write_json(path, &AgreementReport { command: command_line(), commit: commit(), agreement, margin, points })?;
     }
     if let Some(path) = &arguments.scatter {
         let title = format!("{}: slowdown, predicted and measured", config.family);

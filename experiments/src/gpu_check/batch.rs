@@ -33,8 +33,6 @@ struct Largest {
     under_a_budget: i64,
     /// Of the two; none while that cannot be told.
     ratio: Option<f64>,
-    /// Whether larger ones might train for which no time was left.
-    cut_short: bool,
 }
 
 /// Runs the part.
@@ -50,7 +48,7 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
     let limit_bytes = (SHARE_LEFT * bed.on.session.device_counts().reserved_peak_bytes as f64) as u64;
     bed.limit_memory(limit_bytes)?;
     let budget = (BUDGET_SHARE * limit_bytes as f64) as u64;
-    let mut largest = Largest { limit_bytes, plain: 0, under_a_budget: 0, ratio: None, cut_short: true };
+    let mut largest = Largest { limit_bytes, plain: 0, under_a_budget: 0, ratio: None };
     let mut all_tried = true;
     for (how, budget) in [("plain", None), ("under a budget", Some((budget, link)))] {
         all_tried &= search(own, |batch| {
@@ -70,8 +68,8 @@ pub fn run(bed: &Bed<'_>, request: &Request, findings: &mut Findings) -> anyhow:
             Ok(Some(samples_per_s.is_some()))
         })?;
     }
-    largest.cut_short = !all_tried;
-    findings.set("largest", largest)
+    findings.set("largest", largest)?;
+    if all_tried { Ok(()) } else { findings.cut_short() }
 }
 
 impl Largest {
