@@ -28,6 +28,8 @@ mod progress;
 mod provenance;
 mod results;
 mod served;
+#[cfg(test)]
+mod support;
 mod svg;
 mod table;
 mod tensorboard;

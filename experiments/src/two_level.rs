@@ -95,6 +95,7 @@ fn activations(problem: &Problem<'_>) -> Vec<Activation> {
         })
     };
     let mut activations: Vec<Activation> = forward_to_backward(problem).into_iter().filter_map(activation).collect();
+    activations.retain(|activation| activation.bytes > 0.0);
     activations.sort_by_key(|activation| (activation.producer, activation.window));
     activations
 }
@@ -117,8 +118,8 @@ fn layers<'a>(problem: &Problem<'_>, activations: &'a [Activation], count: usize
         Layer { activations, forward, backward: 0..0 }
     };
     let mut layers: Vec<Layer<'a>> = activations.chunks(activations.len().div_ceil(count)).map(of_stretch).collect();
-    // The backward pass begins with the last one, and ends with the iteration.
-    let mut began = 0;
+    // The backward pass begins with the last one, once all are made, and ends with the iteration.
+    let mut began = made_from;
     for layer in layers.iter_mut().rev() {
         began = layer.activations.iter().map(|activation| activation.used).min().unwrap_or(began).max(began);
         layer.backward = began..problem.trace.operators.len();
@@ -291,16 +292,12 @@ fn else_resident(problem: &Problem<'_>, layers: &[Layer<'_>]) -> Vec<f64> {
 }
 
 #[cfg(test)]
-#[path = "../../runtime/tests/support/script.rs"]
-#[allow(dead_code, reason = "the runtime's tests use the rest of it")]
-mod script;
-
-#[cfg(test)]
 mod tests {
     use plimsoll_runtime::{ActionSet, Lineage, Link, Trace};
 
-    use super::script::{BYTES, Script};
     use super::*;
+    use crate::support::draw::Draw;
+    use crate::support::script::{BYTES, Script};
 
     const COUNT: u32 = 8;
 
@@ -347,6 +344,50 @@ mod tests {
         assert_eq!(evicted(&trace, &decide(fast, 0, ActionSet::ALL)), [0, 0]);
         assert!(!decide(fast, COUNT.into(), ActionSet::ALL).planned.fits(), "one activation has to be there");
         assert_eq!(decide(slow, 4, ActionSet::RECOMPUTE).by, TWO_LEVEL);
+    }
+
+    /// A chain of as many activations as are drawn, of sizes and times that are; where it is not `plain`, with a second forward
+    /// pass after the backward pass, and backwards through that.
+    fn random_chain(draw: &mut Draw, plain: bool) -> Trace {
+        let mut script = Script::new(1);
+        let mut made = 0;
+        for _ in 0..if plain { 1 } else { 2 } {
+            let (first, last) = (made + 1, made + draw.within(2, 40) as u32);
+            for storage in first..=last {
+                let bytes = draw.within(1, 16) * BYTES / 4;
+                script.run(draw.within(1, 50) * 10_000).reads(storage - 1).creates_bytes(storage, bytes);
+            }
+            // The second pass reads the first one's last.
+            for storage in (first..=last).rev().filter(|&storage| plain || storage != last) {
+                script.run(draw.within(1, 99) * 10_000).backward().reads(storage).frees(storage);
+            }
+            made = last;
+        }
+        script.trace()
+    }
+
+    #[test]
+    fn random_chains_are_planned_lawfully_and_most_budgets_held() {
+        let highs = Highs::find().unwrap();
+        let (mut plain_held, mut plain_asked) = (0, 0);
+        for seed in 0..300 {
+            let draw = &mut Draw::new(seed);
+            let plain = draw.pick(&[true, true, false]);
+            let trace = random_chain(draw, plain);
+            let lineage = Lineage::of(&trace);
+            let actions = draw.pick(&[ActionSet::ALL, ActionSet::RECOMPUTE, ActionSet::SWAP]);
+            let budget_bytes = lineage.keep_all_peak_bytes() * draw.pick(&[90, 75, 60]) / 100;
+            let tiers = link(draw.pick(&[1e9, 1e10, 1e11])).into();
+            let problem = Problem { trace: &trace, lineage: &lineage, tiers, budget_bytes, actions };
+            let planned = decide_at_two_levels(&highs, problem).unwrap().planned;
+            assert!(planned.plan.actions().iter().all(|&action| actions.allows(action)), "seed {seed}");
+            assert!(!planned.fits() || planned.prediction.peak_bytes <= budget_bytes, "seed {seed}");
+            if plain && actions == ActionSet::ALL && !problem.is_hopeless() {
+                plain_asked += 1;
+                plain_held += usize::from(planned.fits());
+            }
+        }
+        assert!(plain_asked > 40 && 4 * plain_held > 3 * plain_asked, "{plain_held} of {plain_asked} held");
     }
 
     #[test]

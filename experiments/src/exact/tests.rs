@@ -1,10 +1,5 @@
 //! Against brute force: on small random traces every plan there is, and on chains what theory says of them.
 
-#[path = "../../../runtime/tests/support/draw.rs"]
-mod draw;
-#[path = "../../../runtime/tests/support/random_trace.rs"]
-mod random_trace;
-
 use std::time::Duration;
 
 use plimsoll_runtime::lineage::WindowId;
@@ -14,8 +9,8 @@ use plimsoll_runtime::{Action, ActionSet, Lineage, Link, Plan, Problem, Timeline
 use super::program::{Program, choose_cuts};
 use super::{Solved, solve};
 use crate::highs::{Answer, Highs, Solver};
-use draw::Draw;
-use random_trace::random_trace;
+use crate::support::draw::Draw;
+use crate::support::random_trace::random_trace;
 
 const SETS: [ActionSet; 3] = [ActionSet::RECOMPUTE, ActionSet::SWAP, ActionSet::ALL];
 
