@@ -29,7 +29,7 @@ pub struct PlannerFlags {
     /// Plans that the search tries, in place of a limit of time: on the times of --hardware the same plan on every machine
     #[arg(long, conflicts_with = "search_ms", value_name = "N")]
     pub search_plans: Option<u64>,
-    /// Seed of decodes and search
+    /// Seed of decodes and search, and of baselines that draw
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub search_seed: u64,
     /// Threads that plan where time is limited [default: as many as the machine runs at once, up to eight]
@@ -146,7 +146,7 @@ impl Chosen {
     pub fn plan(&self, problem: Problem<'_>, planner: &Planner<'_>) -> Decided {
         match self {
             Chosen::Baseline(name) => {
-                let mut policy = baseline(name, 0).expect("parsed as the name of a baseline");
+                let mut policy = baseline(name, planner.limits.seed).expect("parsed as the name of a baseline");
                 Decided { planned: plan(problem, policy.as_mut()), by: name }
             }
             Chosen::Learned { .. } => planner.plan(problem, self.learned().as_ref()),

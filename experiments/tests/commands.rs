@@ -150,6 +150,9 @@ fn plan_by_search_holds_the_budget() {
         assert_eq!((point["policy"].as_str(), point["feasible"].as_bool()), (Some(policy), Some(true)));
     }
     assert_eq!(planned("search", "--time-limit 300ms")["decided_by"], "search");
+    let drawn = |seed: u32| planned("random", &format!("--search-seed {seed}"))["actions"].clone();
+    assert_eq!(drawn(1), drawn(1));
+    assert!((2..8).any(|seed| drawn(seed) != drawn(1)), "chance follows its seed");
     let refused = bench.refuse("plan --trace resnet.plimsoll --policy dtr --budget 75% --link 1GB/s --time-limit 1s");
     assert!(refused.contains("--time-limit") && refused.contains("exact"), "{refused}");
     let refused =
