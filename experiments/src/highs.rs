@@ -218,46 +218,28 @@ impl<'h> Solver<'h> {
         let (cost, lower, upper) = (model.cost.as_ptr(), model.lower.as_ptr(), model.upper.as_ptr());
         let (row_lower, row_upper) = (model.row_lower.as_ptr(), model.row_upper.as_ptr());
         let (start, index, value) = (model.row_start.as_ptr(), model.index.as_ptr(), model.value.as_ptr());
+        let relaxed = vec![sys::TYPE_CONTINUOUS; model.columns()];
+        let integrality = if self.integer { &model.integrality } else { &relaxed };
         // SAFETY: the handle lives; the arrays have the lengths that are passed (one start per row), and are copied.
         let status = unsafe {
-            if self.integer {
-                (functions.Highs_passMip)(
-                    self.handle,
-                    columns,
-                    rows,
-                    entries,
-                    format,
-                    sense,
-                    0.0,
-                    cost,
-                    lower,
-                    upper,
-                    row_lower,
-                    row_upper,
-                    start,
-                    index,
-                    value,
-                    model.integrality.as_ptr(),
-                )
-            } else {
-                (functions.Highs_passLp)(
-                    self.handle,
-                    columns,
-                    rows,
-                    entries,
-                    format,
-                    sense,
-                    0.0,
-                    cost,
-                    lower,
-                    upper,
-                    row_lower,
-                    row_upper,
-                    start,
-                    index,
-                    value,
-                )
-            }
+            (functions.Highs_passMip)(
+                self.handle,
+                columns,
+                rows,
+                entries,
+                format,
+                sense,
+                0.0,
+                cost,
+                lower,
+                upper,
+                row_lower,
+                row_upper,
+                start,
+                index,
+                value,
+                integrality.as_ptr(),
+            )
         };
         if status == sys::STATUS_ERROR { Err(HighsError::Failed("passing the program")) } else { Ok(()) }
     }

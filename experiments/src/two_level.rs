@@ -12,14 +12,13 @@
 //! torchtitan reckons with means; and what the result lacks for the budget, which torchtitan finds out at run time, is evicted by the
 //! rule of `cheapest`.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use plimsoll_runtime::baselines::{Cheapest, KeepAll, forward_to_backward};
 use plimsoll_runtime::decode::completed;
 use plimsoll_runtime::lineage::WindowId;
-use plimsoll_runtime::trace::StorageId;
+use plimsoll_runtime::trace::{Operator, StorageId};
 use plimsoll_runtime::{Action, Decided, Plan, Planned, Problem, plan};
 
 use crate::highs::{Answer, Column, Highs, HighsError, Model, Solver};
@@ -37,11 +36,12 @@ pub fn decide_at_two_levels(highs: &Highs, problem: Problem<'_>) -> Result<Decid
     let started = Instant::now();
     let mut best = plan(problem, &mut KeepAll);
     let activations = activations(&problem);
+    let beside = bytes_beside(&problem, &activations);
     let most = if best.fits() { 0 } else { activations.len().min(LAYERS_MAX) };
     let counts = std::iter::successors(Some(1), |count| Some(2 * count));
     for count in counts.take_while(|&count| count <= most) {
         let layers = layers(&problem, &activations, count);
-        let Some(shares) = shares(highs, &problem, &layers)? else { continue };
+        let Some(shares) = shares(highs, &problem, &layers, &beside)? else { continue };
         let mut plan = Plan::keep_all(problem.lineage.windows().len());
         layers.iter().zip(shares).for_each(|(layer, share)| layer.fill(share, &mut plan));
         let planned = completed(problem, plan, &mut Cheapest);
@@ -95,7 +95,6 @@ fn activations(problem: &Problem<'_>) -> Vec<Activation> {
         })
     };
     let mut activations: Vec<Activation> = forward_to_backward(problem).into_iter().filter_map(activation).collect();
-    activations.retain(|activation| activation.bytes > 0.0);
     activations.sort_by_key(|activation| (activation.producer, activation.window));
     activations
 }
@@ -189,13 +188,20 @@ struct Columns {
 struct Program<'a> {
     problem: &'a Problem<'a>,
     layers: &'a [Layer<'a>],
+    /// Per operator: bytes that are resident beside the layers' activations.
+    beside: &'a [f64],
     columns: Vec<Columns>,
     model: Model,
 }
 
 /// The shares of each layer that recompute least; none where none hold the budget.
-fn shares(highs: &Highs, problem: &Problem<'_>, layers: &[Layer<'_>]) -> Result<Option<Vec<Share>>, HighsError> {
-    let mut program = Program { problem, layers, columns: Vec::new(), model: Model::default() };
+fn shares(
+    highs: &Highs,
+    problem: &Problem<'_>,
+    layers: &[Layer<'_>],
+    beside: &[f64],
+) -> Result<Option<Vec<Share>>, HighsError> {
+    let mut program = Program { problem, layers, beside, columns: Vec::new(), model: Model::default() };
     program.add_layers();
     program.add_peaks();
     let answer = Solver::new(highs, &program.model, false)?.solve(Duration::MAX, &|_| true)?;
@@ -246,8 +252,7 @@ impl Program<'_> {
     /// is still leaving or is back already, and whatever else is resident fit within the budget; and so does all that is kept
     /// between the two passes.
     fn add_peaks(&mut self) {
-        let else_resident = else_resident(self.problem, self.layers);
-        let most = |operators: Range<usize>| else_resident[operators].iter().copied().fold(0.0, f64::max);
+        let most = |operators: Range<usize>| self.beside[operators].iter().copied().fold(0.0, f64::max);
         let mut rows: Vec<(Vec<(Column, f64)>, f64)> = Vec::new();
         let mut kept: Vec<(Column, f64)> = Vec::new();
         let mut moving = None;
@@ -270,25 +275,22 @@ impl Program<'_> {
     }
 }
 
-/// Bytes at each operator in keep-all, but for those of the layers' activations.
-fn else_resident(problem: &Problem<'_>, layers: &[Layer<'_>]) -> Vec<f64> {
-    let operators = &problem.trace.operators;
-    let freed_by = operators
-        .iter()
-        .enumerate()
-        .flat_map(|(index, operator)| operator.frees.iter().map(move |storage| (*storage, index)));
-    let freed: HashMap<StorageId, usize> = freed_by.collect();
-    let mut change = vec![0.0; operators.len() + 1];
-    for activation in layers.iter().flat_map(|layer| layer.activations) {
-        change[activation.producer] += activation.bytes;
-        change[freed.get(&activation.storage).map_or(operators.len(), |freed| freed + 1)] -= activation.bytes;
+/// Bytes at each operator in keep-all, but for those of the activations.
+fn bytes_beside(problem: &Problem<'_>, activations: &[Activation]) -> Vec<f64> {
+    let trace = problem.trace;
+    let (mut made, mut bytes) = (vec![0.0; trace.operators.len()], vec![0.0; trace.storages.len()]);
+    for activation in activations {
+        made[activation.producer] += activation.bytes;
+        bytes[activation.storage.index()] = activation.bytes;
     }
     let mut alive = 0.0;
-    let at = |(all, change): (&u64, f64)| {
-        alive += change;
-        *all as f64 - alive
+    let beside = |((operator, made), all): ((&Operator, f64), &u64)| {
+        alive += made;
+        let beside = *all as f64 - alive;
+        alive -= operator.frees.iter().map(|storage| bytes[storage.index()]).sum::<f64>();
+        beside
     };
-    problem.lineage.keep_all_bytes().iter().zip(change).map(at).collect()
+    trace.operators.iter().zip(made).zip(problem.lineage.keep_all_bytes()).map(beside).collect()
 }
 
 #[cfg(test)]

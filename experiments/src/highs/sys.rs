@@ -87,10 +87,6 @@ functions! {
         *mut c_void, c_int, c_int, c_int, c_int, c_int, f64, *const f64, *const f64, *const f64, *const f64, *const f64,
         *const c_int, *const c_int, *const f64, *const c_int
     ) -> c_int;
-    Highs_passLp: fn(
-        *mut c_void, c_int, c_int, c_int, c_int, c_int, f64, *const f64, *const f64, *const f64, *const f64, *const f64,
-        *const c_int, *const c_int, *const f64
-    ) -> c_int;
     Highs_changeColBounds: fn(*mut c_void, c_int, f64, f64) -> c_int;
     Highs_zeroAllClocks: fn(*const c_void) -> c_int;
     Highs_setCallback: fn(*mut c_void, Callback, *mut c_void) -> c_int;

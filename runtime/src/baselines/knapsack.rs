@@ -1,9 +1,8 @@
-use super::forward_to_backward;
+use super::{Fastest, forward_to_backward, producer};
 use crate::lineage::WindowId;
 use crate::plan::{Action, Plan};
 use crate::policy::Policy;
 use crate::sweep::Problem;
-use crate::timeline::Timeline;
 
 /// Grains in which bytes are counted, of all items together: as PyTorch counts them.
 const GRAINS: usize = 10_000;
@@ -24,28 +23,20 @@ pub struct Knapsack;
 impl Policy for Knapsack {
     fn open(&mut self, problem: &Problem<'_>) -> Plan {
         let lineage = problem.lineage;
-        let keep_all = Plan::keep_all(lineage.windows().len());
         let mut items = forward_to_backward(problem);
         items.retain(|&id| problem.allows(id, Action::Recompute));
         if items.is_empty() || lineage.keep_all_peak_bytes() <= problem.budget_bytes {
-            return keep_all;
+            return Plan::keep_all(lineage.windows().len());
         }
         let packings = Packings::of(problem, items);
-        let mut timeline = Timeline::new(problem.trace, lineage, problem.tiers);
-        let mut rank = |plan: &Plan| timeline.predict(plan, problem.budget_bytes).rank();
-        let nothing_saved = packings.plan(0, keep_all.clone());
-        let mut best = (rank(&nothing_saved), nothing_saved);
+        let plan = |capacity| packings.plan(capacity, Plan::keep_all(lineage.windows().len()));
+        let mut fastest = Fastest::of(problem, plan(0));
         let (mut fits, mut exceeds) = (0, GRAINS);
         while exceeds - fits > APART {
             let capacity = fits.midpoint(exceeds);
-            let plan = packings.plan(capacity, keep_all.clone());
-            let rank = rank(&plan);
-            *if rank.0 == 0 { &mut fits } else { &mut exceeds } = capacity;
-            if rank < best.0 {
-                best = (rank, plan);
-            }
+            *if fastest.offer(plan(capacity)) { &mut fits } else { &mut exceeds } = capacity;
         }
-        best.1
+        fastest.plan
     }
 }
 
@@ -63,12 +54,9 @@ const WORDS: usize = GRAINS / 64 + 1;
 impl Packings {
     /// By dynamic programming, an item after the other.
     fn of(problem: &Problem<'_>, items: Vec<WindowId>) -> Self {
-        let (trace, lineage) = (problem.trace, problem.lineage);
+        let lineage = problem.lineage;
         let bytes = |id: &WindowId| lineage.bytes(lineage.window(*id).storage) as f64;
-        let worth_ns = |id: &WindowId| {
-            let producer = lineage.version(lineage.window(*id).version).producer;
-            producer.map_or(0, |producer| trace.operators[producer.index()].cost_ns)
-        };
+        let worth_ns = |id: &WindowId| producer(problem, *id).map_or(0, |producer| lineage.cost_ns(producer));
         let all_bytes: f64 = items.iter().map(bytes).sum();
         let of_all = |id| (bytes(id) / all_bytes * GRAINS as f64).round() as usize;
         let grains: Vec<usize> = items.iter().map(of_all).collect();

@@ -61,7 +61,7 @@ use crate::observation::{Candidate, Pressure};
 use crate::plan::{Action, Plan};
 use crate::policy::{Choice, Policy};
 use crate::sweep::Problem;
-use crate::timeline::Timeline;
+use crate::timeline::{Prediction, Timeline};
 use crate::trace::{OperatorId, Phase};
 
 /// The names that [`baseline`] knows.
@@ -189,16 +189,36 @@ fn lowest_scored(
 /// Of `first` and `others`, the plan that holds the budget in the least time; where none holds it, the one that exceeds
 /// it least. The first of equals.
 fn fastest_that_fits(problem: &Problem<'_>, first: Plan, others: impl IntoIterator<Item = Plan>) -> Plan {
-    let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
-    let mut rank = |plan: &Plan| timeline.predict(plan, problem.budget_bytes).rank();
-    let mut best = (rank(&first), first);
+    let mut fastest = Fastest::of(problem, first);
     for plan in others {
-        let rank = rank(&plan);
-        if rank < best.0 {
-            best = (rank, plan);
-        }
+        fastest.offer(plan);
     }
-    best.1
+    fastest.plan
+}
+
+/// That plan, where one is made after the other.
+struct Fastest<'a> {
+    timeline: Timeline<'a>,
+    budget_bytes: u64,
+    plan: Plan,
+    prediction: Prediction,
+}
+
+impl<'a> Fastest<'a> {
+    fn of(problem: &Problem<'a>, plan: Plan) -> Self {
+        let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
+        let prediction = timeline.predict(&plan, problem.budget_bytes);
+        Fastest { timeline, budget_bytes: problem.budget_bytes, plan, prediction }
+    }
+
+    /// Takes the plan if it is better. Whether it holds the budget.
+    fn offer(&mut self, plan: Plan) -> bool {
+        let prediction = self.timeline.predict(&plan, self.budget_bytes);
+        if prediction.rank() < self.prediction.rank() {
+            (self.plan, self.prediction) = (plan, prediction);
+        }
+        prediction.over_budget_bytes == 0
+    }
 }
 
 /// Per storage: whether an operator of the forward pass of one of these kinds reads it.
@@ -212,10 +232,14 @@ fn read_by(problem: &Problem<'_>, kinds: &[&str]) -> Vec<bool> {
     read
 }
 
+/// The operator that made what the storage holds in the window; none of what was there before.
+fn producer(problem: &Problem<'_>, id: WindowId) -> Option<OperatorId> {
+    problem.lineage.version(problem.lineage.window(id).version).producer
+}
+
 /// Whether an operator of one of these kinds made what the storage holds in the window.
 fn made_by(problem: &Problem<'_>, id: WindowId, kinds: &[&str]) -> bool {
-    let producer = problem.lineage.version(problem.lineage.window(id).version).producer;
-    producer.is_some_and(|producer| is_of_kind(problem.trace.operator_name(producer), kinds))
+    producer(problem, id).is_some_and(|producer| is_of_kind(problem.trace.operator_name(producer), kinds))
 }
 
 /// Whether a word of the name begins or ends with one of `kinds`: `addmm` with `mm`, but not `lgamma`.
