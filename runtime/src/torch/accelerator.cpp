@@ -51,13 +51,12 @@ class Blocks {
     if (found == blocks_.end()) return {};
     return found->second;
   }
-  // Whether it is there.
-  bool set_owner(const void* start, uint32_t owner) {
+  // The one before; nothing where it is not there.
+  std::optional<uint32_t> set_owner(const void* start, uint32_t owner) {
     Guard guard(lock_);
     auto found = blocks_.find(start);
-    if (found == blocks_.end()) return false;
-    found->second.owner = owner;
-    return true;
+    if (found == blocks_.end()) return {};
+    return std::exchange(found->second.owner, owner);
   }
 
  private:
@@ -66,10 +65,7 @@ class Blocks {
   ska::flat_hash_map<const void*, Block> blocks_;
 };
 
-Blocks& blocks() {
-  static auto* blocks = new Blocks();  // outlives every tensor
-  return *blocks;
-}
+Blocks& blocks = *new Blocks();  // outlives every tensor
 
 // The last refusal of this thread.
 struct Refusal {
@@ -79,24 +75,23 @@ struct Refusal {
 thread_local Refusal last_refusal;
 
 caching::CUDAAllocator* native = nullptr;
-at::DeleterFnPtr native_deleter = nullptr;
-c10::DeviceIndex device_index = -1;
+c10::Device counted = c10::kCPU;
 
 // Whether the bytes, if they are any, came from the caching allocator for that device.
 bool is_on_device(const at::DataPtr& bytes) {
-  return native && bytes.get_deleter() == native_deleter && bytes.device().index() == device_index;
+  return native && bytes.get_deleter() == counted_deleter && bytes.device().index() == counted.index();
 }
 
 // Called with the lock of the caching allocator held: books, and calls nothing of libtorch's.
 void told(const c10::CachingDeviceAllocator::TraceEntry& event) {
   using Event = c10::CachingDeviceAllocator::TraceEntry;
-  if (event.device_ != device_index) return;
+  if (event.device_ != counted.index()) return;
   const auto* start = reinterpret_cast<const void*>(event.addr_);
   if (event.action_ == Event::ALLOC) {
-    blocks().add(start, event.size_, event.stream_);
+    blocks.add(start, event.size_, event.stream_);
     book(event.size_);
   } else if (event.action_ == Event::FREE_REQUESTED) {
-    auto block = blocks().take(start);
+    auto block = blocks.take(start);
     if (!block) return;  // from before the session
     unbook(block->bytes, block->owner);
     if (block->owner) report_freed(block->owner);
@@ -361,9 +356,9 @@ void install_accelerator(int32_t index) {
   auto* in_use = static_cast<std::atomic<caching::CUDAAllocator*>*>(symbol);
   native = in_use->load();
   TORCH_CHECK(native && native->initialized(), "libtorch's CUDA allocator is not in use yet");
-  device_index = static_cast<c10::DeviceIndex>(index);
+  counted = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
   let_segments_expand();
-  native_deleter = native->raw_deleter();
+  counted_deleter = native->raw_deleter();
   native->attachAllocatorTraceTracker(&told);
   static auto* asking = new AskingAllocator();
   in_use->store(asking);
@@ -372,33 +367,32 @@ void install_accelerator(int32_t index) {
   check_that_all_is_told();
 }
 
-c10::Device counted_device() {
-  return native ? c10::Device(c10::kCUDA, device_index) : c10::Device(c10::kCPU);
-}
+c10::Device counted_device() { return counted; }
 
 bool counts_accelerator() { return native; }
 
-bool set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry) {
-  return is_on_device(bytes) && bytes.get() && blocks().set_owner(bytes.get(), entry);
+std::optional<uint32_t> set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry) {
+  if (!is_on_device(bytes) || !bytes.get()) return {};
+  return blocks.set_owner(bytes.get(), entry);
 }
 
 std::optional<uint32_t> accelerator_owner_of(const at::DataPtr& bytes) {
   if (!is_on_device(bytes)) return {};
   if (!bytes.get()) return 0;
-  auto block = blocks().at(bytes.get());
+  auto block = blocks.at(bytes.get());
   if (!block) return {};
   return block->owner;
 }
 
 void* accelerator_stream_of(const at::DataPtr& bytes) {
   if (!is_on_device(bytes) || !bytes.get()) return nullptr;
-  auto block = blocks().at(bytes.get());
+  auto block = blocks.at(bytes.get());
   return block ? block->stream : nullptr;
 }
 
 AcceleratorBytes accelerator_bytes() {
   if (!native) return {};
-  auto now = native->getDeviceStats(device_index);
+  auto now = native->getDeviceStats(counted.index());
   auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto &allocated = now.allocated_bytes[all], &reserved = now.reserved_bytes[all];
   auto bytes = [](int64_t counted) { return static_cast<uint64_t>(std::max<int64_t>(counted, 0)); };
@@ -407,12 +401,12 @@ AcceleratorBytes accelerator_bytes() {
 }
 
 void reset_accelerator_peak() {
-  if (native) native->resetPeakStats(device_index);
+  if (native) native->resetPeakStats(counted.index());
 }
 
 void set_accelerator_share(double share) {
   TORCH_CHECK(native, "the session counts no accelerator");
-  native->setMemoryFraction(share, device_index);
+  native->setMemoryFraction(share, counted.index());
 }
 
 void empty_accelerator_cache() {

@@ -32,7 +32,7 @@ c10::Device counted_device();
 bool counts_accelerator();
 
 // As set_owner() and owner_of(), for what came from the caching allocator since it was installed.
-bool set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry);
+std::optional<uint32_t> set_accelerator_owner(const at::DataPtr& bytes, uint32_t entry);
 std::optional<uint32_t> accelerator_owner_of(const at::DataPtr& bytes);
 // The stream that they were allocated for, and whose order says when they are used again; null is the default one.
 void* accelerator_stream_of(const at::DataPtr& bytes);

@@ -142,6 +142,7 @@ void report_freed(uint32_t entry) { report_free(entry); }
 
 void install_allocator() {
   static CountingAllocator allocator;
+  counted_deleter = &free_bytes;
   c10::SetAllocator(c10::kCPU, &allocator, 255);
 }
 
@@ -151,11 +152,13 @@ bool is_on_host(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_
 
 }  // namespace
 
-bool set_owner(const at::DataPtr& bytes, uint32_t entry) {
+std::optional<uint32_t> set_owner(const at::DataPtr& bytes, uint32_t entry) {
   if (!is_on_host(bytes)) return set_accelerator_owner(bytes, entry);
-  if (!bytes.get()) return false;
-  header_of(bytes.get())->owner.store(entry, std::memory_order_relaxed);
-  return true;
+  if (!bytes.get()) return {};
+  auto& owner = header_of(bytes.get())->owner;
+  uint32_t before = owner.load(std::memory_order_relaxed);
+  owner.store(entry, std::memory_order_relaxed);
+  return before;
 }
 
 bool is_absent(const at::DataPtr& bytes) { return bytes.get_deleter() == &free_absent; }

@@ -16,11 +16,13 @@ void install_allocator();
 void on_free(void (*report)(uint32_t entry));
 void report_freed(uint32_t entry);
 
-// Names the entry to report when the bytes are freed; 0 for none. Whether one can be named for them: they came from the allocator
-// that counts, and are more than none.
-bool set_owner(const at::DataPtr& bytes, uint32_t entry);
+// Names the entry to report when the bytes are freed; 0 for none. Returns the one that was named before; nothing where none can be
+// named for them, for they did not come from the allocator that counts, or are none.
+std::optional<uint32_t> set_owner(const at::DataPtr& bytes, uint32_t entry);
 // The entry that was named, for absent bytes too, or 0; nothing where they did not come from the allocator that counts.
 std::optional<uint32_t> owner_of(const at::DataPtr& bytes);
+// What frees the bytes that the allocator that counts gives out; null until it is registered.
+inline at::DeleterFnPtr counted_deleter = nullptr;
 // Whether the pointer stands for bytes that are elsewhere.
 bool is_absent(const at::DataPtr& bytes);
 // A pointer that stands for bytes that are elsewhere. Reading it faults. When it is freed, `entry` is reported.

@@ -166,25 +166,29 @@ void Call::find_accesses() {
   not_replayable_ = facts_.not_replayable;
   auto one = [&](c10::TensorImpl* tensor, const Argument& argument) {
     if (tensor == c10::UndefinedTensorImpl::singleton() || tensor->is_wrapped_number()) return;
-    if (tensor->is_meta()) {
+    if (C10_UNLIKELY(tensor->is_meta())) {
       not_replayable_ = "an input has a shape and no bytes";
       return;
     }
     bool plain = has_plain_storage(tensor);
-    if (!plain) {
+    if (C10_UNLIKELY(!plain)) {
       not_replayable_ = "an input has no plain storage";
       uint32_t mode = argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ;
       for (auto* part : storages_of_parts(tensor)) access(part, mode, "a part of a tensor that is no plain one");
       if (!tensor->has_storage()) return;
     }
     if (reads_shape_only(argument, *tensor)) return;
-    access(tensor->unsafe_storage().unsafeGetStorageImpl(), mode_of(tensor, argument),
+    uint32_t mode = PLIMSOLL_READ;
+    if (argument.is_written || argument.is_running_statistic) mode = mode_of(tensor, argument);
+    access(tensor->unsafe_storage().unsafeGetStorageImpl(), mode,
            plain ? facts_.locks : "not a plain strided tensor");
   };
   for (size_t index : facts_.tensor_arguments) {
     const Argument& argument = facts_.arguments[index];
     const c10::IValue& value = arguments_[index];
-    if (value.isStorage()) {
+    if (C10_LIKELY(value.isTensor())) {
+      one(value.unsafeToTensorImpl(), argument);
+    } else if (value.isStorage()) {
       auto* storage = value.toStorage().unsafeGetStorageImpl();
       // One that nobody has seen is made by the operator that gives it to a tensor.
       if (argument.is_written || facts_.reads_storage || entries().find(storage))
@@ -242,8 +246,8 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     if (!facts_.locks && entries().borrow_unless_known(storage)) return beside_->borrowed.push_back(storage);
     entries().move_in_several_threads();
   }
-  auto [entry, foreign] = entries().see(storage);
-  if (foreign) {
+  auto [entry, foreign, is_away] = entries().see(storage);
+  if (C10_UNLIKELY(foreign)) {
     locked = "not allocated by libtorch's allocator";
     // Nobody tells when its owner changes it, or when it is gone: a batch on the host that goes to another device.
     not_replayable_ = "uses memory that libtorch's allocator did not give out";
@@ -254,10 +258,9 @@ void Call::access(c10::StorageImpl* storage, uint32_t mode, const char* locked) 
     not_replayable_ = "uses memory that is shared by its address";
   }
   // What another thread may take away this moment is looked at once it is held.
-  bool is_away = is_absent(storage->data_ptr()) || entries().is_watched_by_several(entry);
-  uint32_t filled = is_away                                        ? PLIMSOLL_WAS_AWAY
-                    : entries().has_changed(entry, *storage, true) ? PLIMSOLL_FILLED
-                                                                   : PLIMSOLL_NOT_FILLED;
+  uint32_t filled = is_away || entries().is_watched_by_several(entry) ? PLIMSOLL_WAS_AWAY
+                    : entries().has_changed(entry, *storage, true)    ? PLIMSOLL_FILLED
+                                                                      : PLIMSOLL_NOT_FILLED;
   storages_.push_back(storage);
   // Bytes that our allocator does not count count nowhere.
   accesses_.push_back({entry, mode, foreign ? 0 : storage->nbytes(), locked, filled});
@@ -273,7 +276,7 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
   }
   bool is_kept = !created.empty() && are_kept(results[0]);
   for (auto* storage : created) {
-    auto [entry, foreign] = entries().see(storage);
+    auto [entry, foreign, is_away] = entries().see(storage);
     const char* locked = !plain    ? "made by an operator with a result of no plain storage"
                          : foreign ? "not allocated by libtorch's allocator"
                          : is_kept ? kKept

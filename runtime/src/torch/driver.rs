@@ -178,6 +178,9 @@ impl Driver {
 
     fn tell_deaths(&mut self) {
         let Driver { residency, programs, iteration: Iteration { recording, orphans, .. }, .. } = self;
+        if !residency.have_died() {
+            return;
+        }
         for entry in residency.drain_died() {
             programs.iter_mut().for_each(|program| program.freed(entry));
             let was_told = orphans.remove(&entry);
@@ -191,19 +194,25 @@ impl Driver {
 
     /// Storages that the program has let go of, though a dropped one keeps them alive: dead to recording and programs.
     fn tell_orphans(&mut self) -> Result<(), Fault> {
-        if self.residency.held().is_empty() {
-            return Ok(());
+        match self.residency.held().is_empty() {
+            true => Ok(()),
+            false => self.look_for_orphans(),
         }
-        let late = std::mem::take(&mut self.iteration.late);
-        let mut suspects = late.clone();
+    }
+
+    #[inline(never)]
+    fn look_for_orphans(&mut self) -> Result<(), Fault> {
         // What is recorded of a program that nobody knows says when each of them goes. Known ones ask for no more than what should be
         // gone by now: there may be thousands.
         let asks_all = self.iteration.recording.is_some() && self.iteration.leader.is_none();
+        let late = std::mem::take(&mut self.iteration.late);
+        let mut suspects = late.clone();
         if asks_all {
             suspects.extend(self.residency.held());
         } else {
             let matching = self.programs.iter().filter(|program| program.matches());
-            suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
+            // Mostly none.
+            matching.flat_map(Program::overdue).for_each(|(_, entry)| _ = suspects.insert(entry));
         }
         for entry in suspects {
             let was_told = self.iteration.orphans.contains(&entry);
@@ -243,21 +252,27 @@ impl Driver {
         }
         self.tell_orphans()?;
         if self.iteration.start_bytes.is_none() {
-            let bytes = self.residency.bytes_if_resident();
-            self.iteration.start_bytes = Some(bytes);
-            self.programs.iter_mut().for_each(|program| program.ladder.starts_with(bytes));
-            let line_bytes = self.residency.reactive.line_bytes;
-            self.iteration.outgrows =
-                self.iteration.leader.is_some_and(|leader| !self.programs[leader].fits_from(bytes, line_bytes));
+            self.starts();
         }
-        let start_bytes = self.start_bytes();
-        if let (Some(recording), Some(arrived)) = (&mut self.iteration.recording, arrived) {
-            recording.arrive(arrived, start_bytes);
+        if let Some(arrived) = arrived {
+            let start_bytes = self.start_bytes();
+            self.iteration.recording.iter_mut().for_each(|recording| recording.arrive(arrived, start_bytes));
         }
         self.iteration.lost_ns = 0;
         self.ask_programs(|program| program.check(operator));
         self.find_again(operator);
         Ok(())
+    }
+
+    /// The first operator is about to run.
+    #[cold]
+    fn starts(&mut self) {
+        let bytes = self.residency.bytes_if_resident();
+        self.iteration.start_bytes = Some(bytes);
+        self.programs.iter_mut().for_each(|program| program.ladder.starts_with(bytes));
+        let line_bytes = self.residency.reactive.line_bytes;
+        self.iteration.outgrows =
+            self.iteration.leader.is_some_and(|leader| !self.programs[leader].fits_from(bytes, line_bytes));
     }
 
     /// What was away when its operator arrived is back: only now can it be seen whether it was filled in past the
@@ -304,17 +319,24 @@ impl Driver {
         Wish { recipe, watch, times }
     }
 
-    /// An operator has run.
-    fn ran(&mut self, operator: &RawOperator, written: &[Written]) -> Result<(), Fault> {
-        let cost_ns = match self.iteration.leader {
+    /// What an operator took that has run.
+    fn cost_ns(&self, operator: &RawOperator) -> u64 {
+        match self.iteration.leader {
             Some(leader) if !operator.is_timed() => self.programs[leader].cost_ns(),
             _ => (operator.end_ns - operator.start_ns).saturating_sub(self.iteration.lost_ns),
-        };
+        }
+    }
+
+    /// An operator has run.
+    fn ran(&mut self, operator: &RawOperator, written: &[Written]) -> Result<(), Fault> {
         if operator.created().iter().any(|created| self.residency.has_died_untold(created.entry)) {
             // It has the number of one that died while room was made for it.
             self.tell_deaths();
         }
-        let maker = self.residency.record(operator, written, cost_ns)?;
+        self.residency.record(operator, written);
+        let recipe = operator.take_recipe().filter(|_| operator.is_replayable());
+        let maker = recipe.map(|recipe| self.residency.keep(recipe, operator, written, self.cost_ns(operator)));
+        let maker = maker.transpose()?;
         if self.residency.events.is_on() {
             self.residency.events.operator(operator.name, operator.end_ns - operator.start_ns, shim::live_bytes());
         }

@@ -37,7 +37,7 @@ uint64_t mixed(uint64_t hash, const uint8_t* bytes, size_t count = sizeof(uint64
 
 }  // namespace
 
-void ShortLock::lock() noexcept {
+void ShortLock::wait() noexcept {
   for (int tries = 0; taken_.exchange(true, std::memory_order_acquire); ++tries)
     if (tries > 16) std::this_thread::yield();
 }
@@ -79,11 +79,19 @@ PlimsollEntry Entries::add(c10::StorageImpl* storage, bool reports_death) {
   c10::raw::weak_intrusive_ptr::incref(storage);
   Entry& kept = slot(number);
   kept.storage.store(storage, std::memory_order_relaxed);
-  if (!set_owner(storage->data_ptr(), reports_death ? number : number | kBeside)) {
+  if (!name(storage->data_ptr(), number, reports_death)) {
     listed_[storage] = number;
     kept.is_listed = true;
   }
   return number;
+}
+
+bool Entries::name(const at::DataPtr& bytes, PlimsollEntry entry, bool reports_death) {
+  auto before = set_owner(bytes, reports_death ? entry : entry | kBeside);
+  if (!before) return false;
+  // They were another storage's, which has to find its number by its bytes again.
+  if (PlimsollEntry other = *before & ~kBeside; other && other != entry) slot(other).bytes.store(nullptr, std::memory_order_relaxed);
+  return true;
 }
 
 void Entries::find_dead() {
@@ -99,15 +107,23 @@ void Entries::find_dead() {
   }
 }
 
-Entries::Seen Entries::see(c10::StorageImpl* storage) {
+Entries::Seen Entries::look_up(c10::StorageImpl* storage) {
   std::unique_lock<ShortLock> lock(mutex_, std::defer_lock);
   if (C10_UNLIKELY(are_moved_in_several_threads_.load(std::memory_order_relaxed))) lock_unborrowed(lock, storage);
-  auto owner = owner_of(storage->data_ptr());
-  bool is_foreign = !owner && storage->nbytes() > 0;
-  if (PlimsollEntry number = named(owner, storage)) return {number, is_foreign};
-  if (!lock) lock.lock();
-  PlimsollEntry number = find_without_header(storage);
-  return {number ? number : add(storage, true), is_foreign};
+  const at::DataPtr& bytes = storage->data_ptr();
+  auto owner = owner_of(bytes);
+  bool is_foreign = !owner && storage->nbytes() > 0, is_away = is_absent(bytes);
+  PlimsollEntry number = named(owner, storage);
+  if (!number) {
+    if (!lock) lock.lock();
+    number = find_without_header(storage);
+    if (!number) number = add(storage, true);
+  }
+  if (owner && !is_away && bytes.get()) {
+    slot(number).bytes.store(bytes.get(), std::memory_order_relaxed);
+    recent(storage).store(number, std::memory_order_relaxed);
+  }
+  return {number, is_foreign, is_away};
 }
 
 void Entries::lock_unborrowed(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage) {
@@ -138,7 +154,7 @@ PlimsollEntry Entries::find_without_header(c10::StorageImpl* storage) {
   if (found == listed_.end()) return 0;
   PlimsollEntry number = found->second;
   // It was empty, and has got bytes since.
-  if (set_owner(storage->data_ptr(), number)) {
+  if (name(storage->data_ptr(), number)) {
     slot(number).is_listed = false;
     listed_.erase(found);
   }
@@ -226,7 +242,7 @@ void Entries::unpark(PlimsollEntry entry) {
   Guard guard(mutex_);
   Extension& kept = extension(entry);
   TORCH_CHECK(kept.parked, "storage ", entry, " has no bytes parked");
-  set_owner(kept.parked, entry);
+  name(kept.parked, entry);
   absent = storage->set_data_ptr(take_parked(at(entry)));
   absent.release_context();
 }
@@ -266,7 +282,7 @@ void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
     TORCH_CHECK(source->nbytes() == target->nbytes(), "a rerun made ", source->nbytes(), " bytes for a storage of ",
                 target->nbytes());
     at::DataPtr bytes = source->set_data_ptr(at::DataPtr(nullptr, source->device()));
-    set_owner(bytes, to);
+    name(bytes, to);
     absent = target->set_data_ptr(std::move(bytes));
     absent.release_context();
   }
@@ -292,6 +308,7 @@ at::DataPtr Entries::take_parked(Entry& entry) {
 void Entries::clear(PlimsollEntry entry, Entry& kept) {
   auto* storage = kept.storage.load(std::memory_order_relaxed);
   kept.storage.store(nullptr, std::memory_order_relaxed);
+  kept.bytes.store(nullptr, std::memory_order_relaxed);
   if (std::exchange(kept.is_listed, false)) listed_.erase(storage);
   if (kept.extension && kept.extension->watched) watched_.fetch_sub(1, std::memory_order_relaxed);
   kept.extension.reset();
@@ -353,6 +370,8 @@ bool Entries::has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl
 }
 
 void Entries::note_freed(PlimsollEntry entry) {
+  // Its storage may live on, and get others there.
+  slot(entry & ~kBeside).bytes.store(nullptr, std::memory_order_relaxed);
   if (entry & kBeside) return;
   Guard guard(freed_mutex_);
   freed_.push_back(entry);
@@ -377,7 +396,7 @@ void Entries::forget(PlimsollEntry entry) {
   at::DataPtr bytes;
   Guard guard(mutex_);
   Entry& kept = at(entry);
-  bytes = take_parked(kept);
+  if (kept.extension) bytes = take_parked(kept);
   clear(entry, kept);
 }
 

@@ -1,12 +1,14 @@
 // The storages that intercepted operators have seen, each under a small number.
 //
-// An allocation of ours carries the number of its storage in its header, so the table is not searched on the way of an
-// operator. One lock guards the table. No function here calls into Rust, or runs an operator, but for digests on an accelerator.
+// An allocation of ours carries the number of its storage, so the table is not searched on the way of an operator; and what has been
+// seen where it still is needs not even be looked up by its address. One lock guards the table. No function here calls into Rust, or
+// runs an operator, but for digests on an accelerator.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "allocator.h"
 #include "shim.h"
 
 #include <atomic>
@@ -27,10 +29,13 @@ uint64_t digest(const c10::StorageImpl& storage);
 // A lock that is held for some tens of instructions.
 class ShortLock {
  public:
-  void lock() noexcept;
+  void lock() noexcept {
+    if (C10_UNLIKELY(taken_.exchange(true, std::memory_order_acquire))) wait();
+  }
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
  private:
+  void wait() noexcept;
   std::atomic<bool> taken_{false};
 };
 
@@ -39,13 +44,19 @@ constexpr const char* kLent = "shared with others, by its address";
 
 class Entries {
  public:
-  // The entry of a storage, made where there is none, and whether its bytes are somebody else's: one that was resized to none has
-  // none of anybody's.
+  // The entry of a storage, made where there is none; whether its bytes are somebody else's, where one that was resized to none has
+  // none of anybody's; and whether they are elsewhere.
   struct Seen {
     PlimsollEntry entry;
-    bool is_foreign;
+    bool is_foreign, is_away;
   };
-  Seen see(c10::StorageImpl* storage);
+  Seen see(c10::StorageImpl* storage) {
+    if (C10_LIKELY(!are_moved_in_several_threads_.load(std::memory_order_relaxed))) {
+      PlimsollEntry number = recent(storage).load(std::memory_order_relaxed);
+      if (C10_LIKELY(number && is_where_it_was(slot(number), storage))) return {number, false, false};
+    }
+    return look_up(storage);
+  }
   // From now on more than one thread moves storages: where their bytes are is only looked up with the lock held.
   void move_in_several_threads() { are_moved_in_several_threads_.store(true, std::memory_order_relaxed); }
   // The entry of a storage, or 0.
@@ -74,9 +85,11 @@ class Entries {
 
   // Remembers what a storage holds, until it is asked whether it holds it still.
   void watch(PlimsollEntry entry, const c10::StorageImpl& storage);
+  // Whether any is.
+  bool watches_any() const { return watched_.load(std::memory_order_relaxed) > 0; }
   // Whether a watched storage holds something else by now.
   bool has_changed(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch) {
-    return watched_.load(std::memory_order_relaxed) > 0 && has_changed_if_watched(entry, storage, ends_watch);
+    return watches_any() && has_changed_if_watched(entry, storage, ends_watch);
   }
 
   // Somebody has the address of its bytes from now on, which are ours; whatever thread says so, and whether anybody listens or not.
@@ -88,8 +101,7 @@ class Entries {
 
   // Whether it is watched, and another thread may take its bytes away.
   bool is_watched_by_several(PlimsollEntry entry) {
-    return watched_.load(std::memory_order_relaxed) > 0 && are_moved_in_several_threads_.load(std::memory_order_relaxed) &&
-           is_watched(entry);
+    return watches_any() && are_moved_in_several_threads_.load(std::memory_order_relaxed) && is_watched(entry);
   }
 
   // The storage of an entry has died: its bytes, or what stood for them, were freed.
@@ -119,6 +131,7 @@ class Entries {
 
   struct Entry {
     std::atomic<c10::StorageImpl*> storage{nullptr};  // a weak reference; null where the number is free
+    std::atomic<const void*> bytes{nullptr};          // where bytes of ours are that name this entry, or were before it was parked
     std::unique_ptr<Extension> extension;
     bool is_listed = false;  // in `listed_`
     bool is_lent = false;
@@ -126,11 +139,25 @@ class Entries {
 
   static constexpr size_t kChunk = 1024;
   static constexpr size_t kChunks = size_t{1} << 14;
+  static constexpr unsigned kRecentBits = 12;
 
   Entry& slot(PlimsollEntry entry) const { return chunks_[(entry - 1) / kChunk].load(std::memory_order_acquire)[(entry - 1) % kChunk]; }
   Entry& at(PlimsollEntry entry);
   Extension& extension(PlimsollEntry entry);
   void* stream_of(PlimsollEntry entry);
+  // Where to find the number of a storage that was seen not long ago; that of another one, or of none, stands there, too.
+  std::atomic<PlimsollEntry>& recent(const c10::StorageImpl* storage) {
+    return recent_[reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15 >> (64 - kRecentBits)];
+  }
+  // Whether that is its entry, and its bytes are ours: they are freed as ours are, and where nobody else has got them since.
+  static bool is_where_it_was(const Entry& kept, const c10::StorageImpl* storage) {
+    const at::DataPtr& bytes = storage->data_ptr();
+    return kept.storage.load(std::memory_order_relaxed) == storage && kept.bytes.load(std::memory_order_relaxed) == bytes.get() &&
+           bytes.get_deleter() == counted_deleter;
+  }
+  Seen look_up(c10::StorageImpl* storage);
+  // Has bytes name an entry. Whether they are ours, so that they can.
+  bool name(const at::DataPtr& bytes, PlimsollEntry entry, bool reports_death = true);
   // The number that bytes have, if they still belong to that storage; else 0.
   PlimsollEntry named(std::optional<uint32_t> owner, const c10::StorageImpl* storage) const;
   PlimsollEntry add(c10::StorageImpl* storage, bool reports_death);
@@ -146,6 +173,7 @@ class Entries {
   static at::DataPtr take_parked(Entry& entry);
 
   mutable std::atomic<Entry*> chunks_[kChunks] = {};
+  std::atomic<PlimsollEntry> recent_[size_t{1} << kRecentBits] = {};
   size_t taken_numbers_ = 0;
   ShortLock mutex_;
   std::vector<PlimsollEntry> vacant_;

@@ -208,6 +208,11 @@ impl Ladder {
         self.sizes.peaks.resize(operator, 0);
     }
 
+    /// Whether a storage was of this size before, and so tells nothing new.
+    pub(crate) fn has_seen(&self, storage: StorageId, bytes: u64) -> bool {
+        self.sizes.storages[storage.index()] == Some(bytes)
+    }
+
     /// A storage is of this size. Where that tells that the iteration is at other sizes than it seemed, it goes on by the rung for
     /// those: returns the one before.
     pub(crate) fn see(&mut self, storage: StorageId, bytes: u64) -> Option<usize> {

@@ -166,17 +166,9 @@ impl Program {
     /// Ends the iteration; `completed` says whether it was this program to its end. Storages that live on get the
     /// names that the next iteration knows them by.
     pub(crate) fn hand_over(&mut self, completed: bool) {
-        let initial = self.initial();
-        let mut next: Vec<Option<Entry>> = self.standing.entries()[..initial].to_vec();
-        for &(_, to) in &self.trace().carried {
-            next[to.index()] = None;
-        }
-        if completed {
-            for &(from, to) in &self.trace().carried {
-                next[to.index()] = self.standing.entry(from);
-            }
-        }
-        self.standing.reset(&next);
+        let Program { ladder, standing, .. } = self;
+        let trace = &*ladder.rung().known.trace;
+        standing.hand_over(trace.initial_storages as usize, &trace.carried, completed);
         self.rule_out();
     }
 

@@ -127,6 +127,7 @@ impl Recording {
     }
 
     /// An operator is about to run. Deaths must have been told. So many bytes were there before the first, if all were resident.
+    #[inline(never)]
     pub(crate) fn arrive(&mut self, at: Instant, start_bytes: u64) {
         self.arrived = at;
         if self.now.steps.is_empty() {
@@ -167,6 +168,7 @@ impl Recording {
     }
 
     /// The operator has run; `lost_ns` of its time went into making room.
+    #[inline(never)]
     pub(crate) fn ran(&mut self, operator: &RawOperator, lost_ns: u64) {
         let gap_ns = self.arrived.saturating_duration_since(self.last_end).as_nanos() as u64;
         let mut accesses = Span::of(&mut self.now.accesses, []);

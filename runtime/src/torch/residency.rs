@@ -337,8 +337,7 @@ impl Residency {
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
         while std::mem::take(&mut more) {
-            shim::take_freed(&mut self.freed);
-            if self.freed.is_empty() {
+            if !shim::take_freed(&mut self.freed) {
                 return Ok(());
             }
             let (mut freed, mut used) = (std::mem::take(&mut self.freed), Vec::new());
@@ -347,15 +346,16 @@ impl Residency {
                     used.push(entry);
                     continue;
                 }
-                if let Some(mut live) = self.live.get_mut(entry.index()).and_then(Option::take) {
-                    if let Place::Offloading(ticket) | Place::Prefetching(ticket) = &live.place {
-                        // The copy reads or writes bytes that `forget` frees. A dead worker touches them no more.
-                        let _ = self.wait(ticket);
-                        self.has_left(entry);
+                if let Some(live) = self.get(entry) {
+                    let version = live.version;
+                    if matches!(live.place, Place::Offloading(_) | Place::Prefetching(_)) {
+                        self.dies_on_its_way(entry);
                     }
-                    drop(live.copy.take());
-                    if let Some(version) = live.version {
-                        self.dropped.remove(&version);
+                    self.live[entry.index()] = None;
+                    if let Some(version) = version {
+                        if self.ancestry.version(version).is_dropped {
+                            self.dropped.remove(&version);
+                        }
                         self.ancestry.lose(version);
                         more |= self.ancestry.has_custody();
                         self.take_custody()?;
@@ -369,6 +369,17 @@ impl Residency {
             self.freed = freed;
         }
         Ok(())
+    }
+
+    /// A storage has died whose bytes are being copied.
+    #[cold]
+    fn dies_on_its_way(&mut self, entry: Entry) {
+        let place = self.live[entry.index()].as_mut().map(|live| std::mem::replace(&mut live.place, Place::Resident));
+        if let Some(Place::Offloading(ticket) | Place::Prefetching(ticket)) = place {
+            // The copy reads or writes bytes that `forget` frees. A dead worker touches them no more.
+            let _ = self.wait(&ticket);
+            self.has_left(entry);
+        }
     }
 
     /// Whether a storage is gone that something could not be done with: another thread may let go of it at any time.
@@ -391,6 +402,11 @@ impl Residency {
     /// Whether a storage of that number has died since the last call of [`Residency::drain_died`].
     pub(crate) fn has_died_untold(&self, entry: Entry) -> bool {
         self.died.contains(&entry)
+    }
+
+    /// Whether any has.
+    pub(crate) fn have_died(&self) -> bool {
+        !self.died.is_empty()
     }
 
     /// The storages that have died since the last call, in order.
@@ -430,13 +446,8 @@ impl Residency {
         }
     }
 
-    /// Books what an operator made and wrote. Returns the maker of its results, where its recipe was kept.
-    pub(crate) fn record(
-        &mut self,
-        operator: &RawOperator,
-        written: &[Written],
-        cost_ns: u64,
-    ) -> Result<Option<MakerId>, Fault> {
+    /// Books what an operator made and wrote.
+    pub(crate) fn record(&mut self, operator: &RawOperator, written: &[Written]) {
         self.end_writes(written);
         self.lock_used(operator.accesses());
         self.operators += 1;
@@ -448,7 +459,17 @@ impl Residency {
             let live = self.known(created.entry, created.bytes, created.locked());
             (live.filled_at, live.made_in) = (filled_at, made_in);
         }
-        let Some(recipe) = operator.take_recipe().filter(|_| operator.is_replayable()) else { return Ok(None) };
+    }
+
+    /// Keeps the recipe of an operator that has been booked. Returns the maker of its results.
+    #[inline(never)]
+    pub(crate) fn keep(
+        &mut self,
+        recipe: Recipe,
+        operator: &RawOperator,
+        written: &[Written],
+        cost_ns: u64,
+    ) -> Result<MakerId, Fault> {
         let (mut read, mut made) = (std::mem::take(&mut self.read), std::mem::take(&mut self.made));
         read.clear();
         made.clear();
@@ -470,7 +491,7 @@ impl Residency {
         self.take_custody()?;
         let maker = self.ancestry.add_maker(recipe, &read, &made, cost_ns);
         (self.read, self.made) = (read, made);
-        Ok(Some(maker))
+        Ok(maker)
     }
 
     /// Forgets recipes that lead nowhere, once there are many.

@@ -51,6 +51,13 @@ pub(crate) struct Wish {
     pub(crate) times: bool,
 }
 
+impl Wish {
+    /// In one number: see shim.h.
+    fn sum(self) -> i32 {
+        i32::from(self.recipe) + 2 * i32::from(self.watch) + 4 * i32::from(self.times)
+    }
+}
+
 /// Sees the operators of one iteration. It is called from every thread that runs one; of locks it may need none is held meanwhile.
 pub(crate) trait Observer: Send + Sync {
     /// An operator is about to run. Returns what is wanted of it, or why it must not run.
@@ -373,9 +380,9 @@ fn with_who_was_told(call: impl FnOnce(&dyn Observer)) {
     })
 }
 
-/// What the shim is told: the observer's answer, 0 where there is none, or -1 and why it refuses.
-fn answer(observed: Option<Result<i32, String>>) -> i32 {
-    observed.unwrap_or(Ok(0)).unwrap_or_else(|message| {
+/// What the shim is told: the observer's answer, or -1 and why it refuses.
+fn answer(observed: Result<i32, String>) -> i32 {
+    observed.unwrap_or_else(|message| {
         shim::refuse(&message);
         -1
     })
@@ -392,14 +399,14 @@ extern "C" fn on_name(name: u32, text: *const c_char) {
 extern "C" fn on_before(operator: *const RawOperator) -> i32 {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
-    let sum = |Wish { recipe, watch, times }| i32::from(recipe) + 2 * i32::from(watch) + 4 * i32::from(times);
-    answer(with_observer(|observer, others| {
-        let answer = observer.before(operator).map(sum);
-        if let Some(observer) = others.filter(|_| answer.is_ok()) {
+    let asked = with_observer(|observer, others| {
+        let wish = observer.before(operator);
+        if let Some(observer) = others.filter(|_| wish.is_ok()) {
             BESIDE.set(Some(Arc::clone(observer)));
         }
-        answer
-    }))
+        answer(wish.map(Wish::sum))
+    });
+    asked.unwrap_or(0)
 }
 
 extern "C" fn on_after(operator: *const RawOperator) {
@@ -416,24 +423,25 @@ extern "C" fn on_failed(operator: *const RawOperator) {
 
 extern "C" fn on_pressure(bytes: u64) -> i32 {
     // Where nobody observes, the iteration has just ended, and its line with it: the allocation fits now.
-    answer(with_observer(|observer, _| observer.pressed(bytes).map(|()| 0)))
+    with_observer(|observer, _| answer(observer.pressed(bytes).map(|()| 0))).unwrap_or(0)
 }
 
 extern "C" fn on_refused(bytes: u64) -> i32 {
-    answer(with_observer(|observer, _| observer.refused(bytes).map(i32::from)))
+    with_observer(|observer, _| answer(observer.refused(bytes).map(i32::from))).unwrap_or(0)
 }
 
 extern "C" fn on_before_bystander(operator: *const RawOperator) -> i32 {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
     let active = lock(&ACTIVE).clone();
-    answer(caught(|| {
-        active.map(|observer| {
-            observer.before_bystander(operator)?;
+    caught(|| {
+        let Some(observer) = active else { return 0 };
+        let ready = observer.before_bystander(operator);
+        if ready.is_ok() {
             BESIDE.set(Some(observer));
-            Ok(1)
-        })
-    }))
+        }
+        answer(ready.map(|()| 1))
+    })
 }
 
 extern "C" fn on_after_bystander(operator: *const RawOperator) {

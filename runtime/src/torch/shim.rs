@@ -8,7 +8,10 @@ use serde::Serialize;
 
 use crate::trace::{AccessMode, Phase};
 
-// How the bytes of a storage were found: see shim.h.
+// How an operator uses a storage, and how its bytes were found: see shim.h.
+const PLIMSOLL_READ: u32 = 0;
+const PLIMSOLL_WRITE: u32 = 1;
+const PLIMSOLL_OVERWRITE: u32 = 2;
 const PLIMSOLL_FILLED: u32 = 1;
 const PLIMSOLL_WAS_AWAY: u32 = 2;
 
@@ -65,9 +68,12 @@ impl RawAccess {
     }
 
     pub(crate) fn mode(&self) -> AccessMode {
-        const MODES: [AccessMode; 4] =
-            [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite, AccessMode::SideEffect];
-        MODES[self.mode as usize]
+        match self.mode {
+            PLIMSOLL_READ => AccessMode::Read,
+            PLIMSOLL_WRITE => AccessMode::Write,
+            PLIMSOLL_OVERWRITE => AccessMode::Overwrite,
+            _ => AccessMode::SideEffect,
+        }
     }
 
     /// Whether a rerun of the operator would write it.
@@ -535,8 +541,8 @@ pub(crate) fn set_piece(bytes: u64) {
     unsafe { plimsoll_set_piece(bytes) }
 }
 
-/// Appends the entries whose storages have died since the last call.
-pub(crate) fn take_freed(into: &mut Vec<Entry>) {
+/// Appends the entries whose storages have died since the last call. Whether there are any now.
+pub(crate) fn take_freed(into: &mut Vec<Entry>) -> bool {
     loop {
         into.reserve(64);
         let room = into.spare_capacity_mut();
@@ -546,7 +552,7 @@ pub(crate) fn take_freed(into: &mut Vec<Entry>) {
         // SAFETY: so many were written.
         unsafe { into.set_len(into.len() + count) };
         if is_all {
-            return;
+            return !into.is_empty();
         }
     }
 }

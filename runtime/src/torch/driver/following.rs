@@ -4,6 +4,7 @@ use super::{Deviation, Driver, Expected};
 use crate::torch::ladder::Fit;
 use crate::torch::program::Program;
 use crate::torch::shim::RawOperator;
+use crate::trace::StorageId;
 
 impl Driver {
     /// Rules out those of the programs that it may be so far for which `holds` says why it is not.
@@ -19,6 +20,7 @@ impl Driver {
     }
 
     /// What runs is not this program.
+    #[cold]
     fn rule_out(&mut self, program: usize, why: String) {
         self.programs[program].rule_out();
         if self.iteration.leader == Some(program) {
@@ -37,7 +39,13 @@ impl Driver {
 
     /// Where other operators came than the leader's, it may go on with this one; if not, another program may that all was so far.
     pub(super) fn find_again(&mut self, operator: &RawOperator) {
-        let Some(lost) = self.iteration.lost else { return };
+        if let Some(lost) = self.iteration.lost {
+            self.look_for(lost, operator);
+        }
+    }
+
+    #[inline(never)]
+    fn look_for(&mut self, lost: usize, operator: &RawOperator) {
         if self.programs[lost].find_again(operator) {
             self.iteration.leader = Some(lost);
         } else if let Some(best) = self.best() {
@@ -80,7 +88,13 @@ impl Driver {
     /// The leader may have turned out to be at other sizes than it seemed: where another program is at its very sizes, it is that.
     fn look_at_sizes(&mut self) {
         let Some(leader) = self.iteration.leader else { return };
-        let Some(misfit) = self.programs[leader].take_misfit() else { return };
+        if let Some(misfit) = self.programs[leader].take_misfit() {
+            self.look_at_misfit(leader, misfit);
+        }
+    }
+
+    #[cold]
+    fn look_at_misfit(&mut self, leader: usize, misfit: StorageId) {
         let program = &self.programs[leader];
         let (fit, is_off_plan) = (program.fit(), program.is_off_plan());
         let why = format!("{}: storage {} is of another size", program.place(), misfit.0);

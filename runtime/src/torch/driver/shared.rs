@@ -134,6 +134,7 @@ impl Shared {
     }
 
     /// Carries out what is due before the operator, and sees to it that it finds what it uses.
+    #[inline(never)]
     fn intervene<'a>(
         &'a self,
         driver: MutexGuard<'a, Driver>,

@@ -21,12 +21,14 @@ pub(super) struct Standing {
     entry: Vec<Option<Entry>>,
     /// By the shim's.
     storage: Vec<Option<StorageId>>,
+    /// What will stand for the first ones in the next iteration: kept for the room that it has.
+    next: Vec<Option<Entry>>,
 }
 
 impl Standing {
     /// None, for none of so many.
     pub(super) fn of(storages: usize) -> Self {
-        Standing { entry: vec![None; storages], storage: Vec::new() }
+        Standing { entry: vec![None; storages], storage: Vec::new(), next: Vec::new() }
     }
 
     /// What stands for every one of the trace.
@@ -62,15 +64,28 @@ impl Standing {
         }
     }
 
-    /// Leaves but those that stand for the first storages.
-    pub(super) fn reset(&mut self, first: &[Option<Entry>]) {
+    /// Leaves but those that stand for the `initial` first storages; for those that one is carried to, what stands for that one, where the
+    /// iteration `completed`.
+    pub(super) fn hand_over(&mut self, initial: usize, carried: &[(StorageId, StorageId)], completed: bool) {
+        let mut next = std::mem::take(&mut self.next);
+        next.clear();
+        next.extend_from_slice(&self.entry[..initial]);
+        for &(_, to) in carried {
+            next[to.index()] = None;
+        }
+        if completed {
+            for &(from, to) in carried {
+                next[to.index()] = self.entry(from);
+            }
+        }
         self.entry.fill(None);
         self.storage.fill(None);
-        for (index, entry) in (0..).zip(first) {
+        for (index, entry) in (0..).zip(&next) {
             if let Some(entry) = *entry {
                 self.put(entry, StorageId(index));
             }
         }
+        self.next = next;
     }
 }
 

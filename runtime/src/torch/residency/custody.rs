@@ -6,6 +6,13 @@ use crate::torch::shim::{self, Entry};
 
 impl Residency {
     pub(in crate::torch) fn take_custody(&mut self) -> Result<(), Fault> {
+        match self.ancestry.has_custody() {
+            true => self.carry_out_custody(),
+            false => Ok(()),
+        }
+    }
+
+    fn carry_out_custody(&mut self) -> Result<(), Fault> {
         let mut taken = Ok(());
         for custody in self.ancestry.take_custody() {
             match custody {

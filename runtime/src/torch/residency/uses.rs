@@ -1,6 +1,6 @@
 //! What operators use: it stays from when they wait for it until they have run, and what they write over holds something else then.
 
-use super::{Fault, Place, Residency};
+use super::{Fault, Live, Place, Residency};
 use crate::torch::ancestry::VersionId;
 use crate::torch::shim::{self, Entry, RESIZED, RawAccess, RawOperator};
 
@@ -10,6 +10,18 @@ pub(crate) struct Written {
     pub(super) access: usize,
     /// What the storage held.
     pub(super) version: VersionId,
+}
+
+impl Live {
+    /// Whether it is in its place and as it was known when an operator last used it.
+    fn is_ready_for(&self, access: &RawAccess) -> bool {
+        matches!(self.place, Place::Resident)
+            && self.copy.is_none()
+            && self.bytes == access.bytes
+            && !access.was_away()
+            && !(self.filled_at.is_some() && access.is_filled())
+            && (self.locked.is_some() || !access.is_locked())
+    }
 }
 
 impl Residency {
@@ -64,21 +76,17 @@ impl Residency {
     /// Begins the use of an operator's storages where each is in its place and as it was known: nothing is to be made
     /// ready. Whether that is so.
     pub(crate) fn use_at_once(&mut self, accesses: &[RawAccess]) -> bool {
-        let is_ready = |access: &RawAccess| {
-            self.get(access.entry).is_some_and(|live| {
-                matches!(live.place, Place::Resident)
-                    && live.copy.is_none()
-                    && live.bytes == access.bytes
-                    && !access.was_away()
-                    && !(live.filled_at.is_some() && access.is_filled())
-                    && (live.locked.is_some() || !access.is_locked())
-            })
-        };
-        if !accesses.iter().all(is_ready) || self.written_root(accesses).is_some() || self.is_being_read(accesses) {
+        if self.written_root(accesses).is_some() || self.is_being_read(accesses) {
             return false;
         }
-        for access in accesses {
-            let live = self.live[access.entry.index()].as_mut().expect("looked at above");
+        for (ready, access) in accesses.iter().enumerate() {
+            let live = self.live.get_mut(access.entry.index()).and_then(Option::as_mut);
+            let Some(live) = live.filter(|live| live.is_ready_for(access)) else {
+                for access in &accesses[..ready] {
+                    self.live[access.entry.index()].as_mut().expect("it was ready").users -= 1;
+                }
+                return false;
+            };
             live.users += 1;
             live.filled_at = None;
         }
