@@ -142,7 +142,10 @@ impl Driver {
         if self.follows == Follows::Unheard {
             self.left_before = Some(Vec::new());
         }
-        self.iteration = Iteration::begin(leader, wanted, self.residency.away());
+        // Kept for the room that they have.
+        let mut makers = std::mem::take(&mut self.iteration.makers);
+        makers.clear();
+        self.iteration = Iteration { makers, ..Iteration::begin(leader, wanted, self.residency.away()) };
         let may_lead = |leader: usize| !wanted.strictly || self.programs[leader].is_bound();
         self.iteration.acts = wanted.act && leader.is_some_and(may_lead);
         let survivors = if wanted.is_prelude { HashMap::new() } else { std::mem::take(&mut self.survivors) };

@@ -108,26 +108,21 @@ void Entries::find_dead() {
 }
 
 Entries::Seen Entries::look_up(c10::StorageImpl* storage) {
-  std::unique_lock<ShortLock> lock(mutex_, std::defer_lock);
-  if (C10_UNLIKELY(are_moved_in_several_threads_.load(std::memory_order_relaxed))) lock_unborrowed(lock, storage);
+  std::unique_lock<ShortLock> lock(mutex_);
+  if (C10_UNLIKELY(are_moved_in_several_threads_.load(std::memory_order_relaxed))) wait_until_given_back(lock, storage);
   const at::DataPtr& bytes = storage->data_ptr();
-  auto owner = owner_of(bytes);
-  bool is_foreign = !owner && storage->nbytes() > 0, is_away = is_absent(bytes);
-  PlimsollEntry number = named(owner, storage);
-  if (!number) {
-    if (!lock) lock.lock();
-    number = find_without_header(storage);
-    if (!number) number = add(storage, true);
-  }
-  if (owner && !is_away && bytes.get()) {
+  PlimsollEntry number = is_unknown(storage) ? 0 : find_with_lock(storage);
+  if (!number) number = add(storage, true);
+  // What is in its header, or its block's note, needs no look.
+  bool is_ours = !slot(number).is_listed || owner_of(bytes), is_away = is_absent(bytes);
+  if (is_ours && !is_away && bytes.get()) {
     slot(number).bytes.store(bytes.get(), std::memory_order_relaxed);
     recent(storage).store(number, std::memory_order_relaxed);
   }
-  return {number, is_foreign, is_away};
+  return {number, !is_ours && storage->nbytes() > 0, is_away};
 }
 
-void Entries::lock_unborrowed(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage) {
-  lock.lock();
+void Entries::wait_until_given_back(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage) {
   while (std::count(borrowed_.begin(), borrowed_.end(), storage)) {
     lock.unlock();
     {

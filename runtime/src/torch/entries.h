@@ -166,8 +166,8 @@ class Entries {
   // With the lock held.
   PlimsollEntry find_with_lock(c10::StorageImpl* storage);
   PlimsollEntry find_without_header(c10::StorageImpl* storage);
-  // Takes the lock while nobody has borrowed the storage.
-  void lock_unborrowed(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage);
+  // Until nobody has borrowed the storage. Without the lock meanwhile.
+  void wait_until_given_back(std::unique_lock<ShortLock>& lock, c10::StorageImpl* storage);
   bool is_watched(PlimsollEntry entry);
   bool has_changed_if_watched(PlimsollEntry entry, const c10::StorageImpl& storage, bool ends_watch);
   static at::DataPtr take_parked(Entry& entry);

@@ -167,6 +167,8 @@ PlimsollEntry plimsoll_entry_of(const void* tensor) noexcept {
 }
 
 int32_t plimsoll_is_filled(PlimsollEntry entry, int32_t ends_watch, int32_t* filled) {
+  *filled = 0;
+  if (!entries().watches_any()) return 0;
   return guarded([&] { *filled = entries().has_changed(entry, *entries().lock(entry), ends_watch != 0); });
 }
 int32_t plimsoll_park(PlimsollEntry entry, void** bytes) {
