@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use plimsoll_env::units::Budget;
-use plimsoll_runtime::planner::SEARCH;
+use plimsoll_runtime::planner::{Planner, SEARCH};
 use plimsoll_runtime::{Decided, Lineage, PlanFile, Problem, Timeline, Trace};
 
 use crate::chosen::{ActionsFlag, Chosen, PlannerFlags};
@@ -68,6 +68,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if arguments.online {
         return online::run(&trace, &arguments.policy, arguments.budget.resolve(trace.peak_bytes));
     }
+    let maker = Maker::parse(&arguments.policy, arguments.time_limit)?;
     let lineage = Lineage::of(&trace);
     let problem = Problem {
         trace: &trace,
@@ -76,7 +77,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         budget_bytes: arguments.budget.resolve(trace.peak_bytes),
         actions: arguments.allowed.actions,
     };
-    let (decided, proof) = decide(&arguments, problem)?;
+    let planner = arguments.planner.planner();
+    let (decided, proof) = maker.decide(problem, &planner)?;
     let name = arguments.policy.as_str();
     let mut result = PointResult::planned(name, &problem, arguments.link.is_emulated(), &decided);
     result.proof = proof;
@@ -84,7 +86,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         write_json(path, &result)?;
     }
     if !result.feasible {
-        return refuse(&arguments, problem, proof);
+        return Err(maker.refuse(problem, &planner, proof));
     }
     if let Some(path) = &arguments.out {
         let file = PlanFile {
@@ -147,38 +149,56 @@ fn print_reserved(result: &PointResult) {
     println!("\n{table}");
 }
 
-/// The plan, and what is proven of it.
-fn decide(arguments: &Arguments, problem: Problem<'_>) -> anyhow::Result<(Decided, Option<Proof>)> {
-    match (arguments.policy.as_str(), arguments.time_limit) {
-        (EXACT, limit) => decide_exactly(problem, limit).map(|(decided, proof)| (decided, Some(proof))),
-        (SEARCH, Some(limit)) => Ok((decide_by_search(problem, limit)?, None)),
-        (_, Some(_)) => bail!("--time-limit: only `{EXACT}` and `{SEARCH}` take as long as they are given"),
-        (TWO_LEVEL, None) => Ok((decide_at_two_levels(&Highs::find()?, problem)?, None)),
-        (name, None) => {
-            let policy = Chosen::parse(name)?;
-            policy.warn_of_mismatch(&problem.trace.family, arguments.allowed.actions);
-            Ok((policy.plan(problem, &arguments.planner.planner()), None))
-        }
-    }
+/// Who makes the plan.
+enum Maker {
+    /// The reference, which proves what it finds.
+    Exact(Option<Duration>),
+    /// torchtitan's rule, which has its programs solved.
+    TwoLevels(Highs),
+    /// A policy file or a baseline; search may be given how long it takes.
+    Policy(Chosen, Option<Duration>),
 }
 
-/// Says why there is no plan.
-fn refuse(arguments: &Arguments, problem: Problem<'_>, proof: Option<Proof>) -> anyhow::Result<()> {
-    let budget = problem.budget_bytes;
-    match proof {
-        Some(Proof { lower_bound_ns: None, .. }) => {
-            bail!("no plan of these actions holds a budget of {budget} bytes: proven")
+impl Maker {
+    fn parse(name: &str, limit: Option<Duration>) -> anyhow::Result<Self> {
+        match (name, limit) {
+            (EXACT, limit) => Ok(Maker::Exact(limit)),
+            (name, Some(_)) if name != SEARCH => {
+                bail!("--time-limit: only `{EXACT}` and `{SEARCH}` take as long as they are given")
+            }
+            (TWO_LEVEL, None) => Ok(Maker::TwoLevels(Highs::find()?)),
+            (name, limit) => Ok(Maker::Policy(Chosen::parse(name)?, limit)),
         }
-        Some(_) => {
-            bail!("{EXACT} found no plan that holds a budget of {budget} bytes, and no proof that there is none")
+    }
+
+    /// The plan, and what is proven of it.
+    fn decide(&self, problem: Problem<'_>, planner: &Planner<'_>) -> anyhow::Result<(Decided, Option<Proof>)> {
+        match self {
+            Maker::Exact(limit) => decide_exactly(problem, *limit).map(|(decided, proof)| (decided, Some(proof))),
+            Maker::TwoLevels(highs) => Ok((decide_at_two_levels(highs, problem)?, None)),
+            Maker::Policy(_, Some(limit)) => Ok((decide_by_search(problem, *limit)?, None)),
+            Maker::Policy(policy, None) => {
+                policy.warn_of_mismatch(&problem.trace.family, problem.actions);
+                Ok((policy.plan(problem, planner), None))
+            }
         }
-        None if arguments.policy == TWO_LEVEL => {
-            bail!("{TWO_LEVEL} found no plan that holds a budget of {budget} bytes")
-        }
-        None => {
-            let policy = Chosen::parse(&arguments.policy)?;
-            policy.plan_or_refuse(problem, &arguments.planner.planner())?;
-            bail!("{} cannot hold a budget of {budget} bytes", policy.name())
+    }
+
+    /// Why there is no plan.
+    fn refuse(&self, problem: Problem<'_>, planner: &Planner<'_>, proof: Option<Proof>) -> anyhow::Error {
+        let budget = problem.budget_bytes;
+        match self {
+            Maker::Exact(_) if proof.is_some_and(|proof| proof.lower_bound_ns.is_none()) => {
+                anyhow!("no plan of these actions holds a budget of {budget} bytes: proven")
+            }
+            Maker::Exact(_) => {
+                anyhow!("{EXACT} found no plan that holds a budget of {budget} bytes, and no proof that there is none")
+            }
+            Maker::TwoLevels(_) => anyhow!("{TWO_LEVEL} found no plan that holds a budget of {budget} bytes"),
+            Maker::Policy(policy, _) => {
+                let found = policy.plan_or_refuse(problem, planner);
+                found.err().unwrap_or_else(|| anyhow!("{} cannot hold a budget of {budget} bytes", policy.name()))
+            }
         }
     }
 }
