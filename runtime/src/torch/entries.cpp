@@ -245,7 +245,10 @@ void Entries::unpark(PlimsollEntry entry) {
 void Entries::release(PlimsollEntry entry) {
   at::DataPtr bytes;
   Guard guard(mutex_);
-  bytes = take_parked(at(entry));
+  Entry& kept = at(entry);
+  bytes = take_parked(kept);
+  // Others may get what was there.
+  kept.bytes.store(nullptr, std::memory_order_relaxed);
 }
 
 void* Entries::allocate(PlimsollEntry entry) {

@@ -152,8 +152,8 @@ class Entries {
   // Whether that is its entry, and its bytes are ours: they are freed as ours are, and where nobody else has got them since.
   static bool is_where_it_was(const Entry& kept, const c10::StorageImpl* storage) {
     const at::DataPtr& bytes = storage->data_ptr();
-    return kept.storage.load(std::memory_order_relaxed) == storage && kept.bytes.load(std::memory_order_relaxed) == bytes.get() &&
-           bytes.get_deleter() == counted_deleter;
+    return kept.storage.load(std::memory_order_relaxed) == storage && bytes.get() &&
+           kept.bytes.load(std::memory_order_relaxed) == bytes.get() && bytes.get_deleter() == counted_deleter;
   }
   Seen look_up(c10::StorageImpl* storage);
   // Has bytes name an entry. Whether they are ours, so that they can.
