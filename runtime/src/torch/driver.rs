@@ -4,6 +4,9 @@
 //! While the program is the one that the schedule was made for, bytes move as was predicted, to the byte. Where other
 //! operators come, nothing is due until one comes that the program has still to come to, and nothing else changes: what is
 //! absent comes back when it is used. How programs are recorded and planned is not known here.
+//!
+//! Where a host sets the pace, an operator costs what its instructions take to be fetched: what few operators need is in functions that
+//! are not inlined, out of the way of the others.
 
 mod following;
 mod instructions;
