@@ -395,7 +395,7 @@ AcceleratorBytes accelerator_bytes() {
   auto now = native->getDeviceStats(counted.index());
   auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto &allocated = now.allocated_bytes[all], &reserved = now.reserved_bytes[all];
-  auto bytes = [](int64_t counted) { return static_cast<uint64_t>(std::max<int64_t>(counted, 0)); };
+  auto bytes = [](int64_t number) { return static_cast<uint64_t>(std::max<int64_t>(number, 0)); };
   return {bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current),
           bytes(reserved.peak),     bytes(now.num_ooms),   bytes(now.num_alloc_retries)};
 }

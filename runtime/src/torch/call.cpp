@@ -178,9 +178,7 @@ void Call::find_accesses() {
       if (!tensor->has_storage()) return;
     }
     if (reads_shape_only(argument, *tensor)) return;
-    uint32_t mode = PLIMSOLL_READ;
-    if (argument.is_written || argument.is_running_statistic) mode = mode_of(tensor, argument);
-    access(tensor->unsafe_storage().unsafeGetStorageImpl(), mode,
+    access(tensor->unsafe_storage().unsafeGetStorageImpl(), mode_of(tensor, argument),
            plain ? facts_.locks : "not a plain strided tensor");
   };
   for (size_t index : facts_.tensor_arguments) {

@@ -208,17 +208,16 @@ impl Driver {
 
     #[inline(never)]
     fn look_for_orphans(&mut self) -> Result<(), Fault> {
+        let late = std::mem::take(&mut self.iteration.late);
+        let mut suspects = late.clone();
         // What is recorded of a program that nobody knows says when each of them goes. Known ones ask for no more than what should be
         // gone by now: there may be thousands.
         let asks_all = self.iteration.recording.is_some() && self.iteration.leader.is_none();
-        let late = std::mem::take(&mut self.iteration.late);
-        let mut suspects = late.clone();
         if asks_all {
             suspects.extend(self.residency.held());
         } else {
             let matching = self.programs.iter().filter(|program| program.matches());
-            // Mostly none.
-            matching.flat_map(Program::overdue).for_each(|(_, entry)| _ = suspects.insert(entry));
+            suspects.extend(matching.flat_map(Program::overdue).map(|(_, entry)| entry));
         }
         for entry in suspects {
             let was_told = self.iteration.orphans.contains(&entry);
@@ -260,9 +259,9 @@ impl Driver {
         if self.iteration.start_bytes.is_none() {
             self.starts();
         }
-        if let Some(arrived) = arrived {
-            let start_bytes = self.start_bytes();
-            self.iteration.recording.iter_mut().for_each(|recording| recording.arrive(arrived, start_bytes));
+        let start_bytes = self.start_bytes();
+        if let (Some(recording), Some(arrived)) = (&mut self.iteration.recording, arrived) {
+            recording.arrive(arrived, start_bytes);
         }
         self.iteration.lost_ns = 0;
         self.ask_programs(|program| program.check(operator));

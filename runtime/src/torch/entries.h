@@ -149,7 +149,7 @@ class Entries {
   std::atomic<PlimsollEntry>& recent(const c10::StorageImpl* storage) {
     return recent_[reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15 >> (64 - kRecentBits)];
   }
-  // Whether that is its entry, and its bytes are ours: they are freed as ours are, and where nobody else has got them since.
+  // Whether that is its entry, and it has the bytes that name it, which nobody has freed since.
   static bool is_where_it_was(const Entry& kept, const c10::StorageImpl* storage) {
     const at::DataPtr& bytes = storage->data_ptr();
     return kept.storage.load(std::memory_order_relaxed) == storage && bytes.get() &&

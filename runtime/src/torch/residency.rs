@@ -374,10 +374,10 @@ impl Residency {
     /// A storage has died whose bytes are being copied.
     #[cold]
     fn dies_on_its_way(&mut self, entry: Entry) {
-        let place = self.live[entry.index()].as_mut().map(|live| std::mem::replace(&mut live.place, Place::Resident));
-        if let Some(Place::Offloading(ticket) | Place::Prefetching(ticket)) = place {
+        let dead = self.live[entry.index()].take();
+        if let Some(Live { place: Place::Offloading(ticket) | Place::Prefetching(ticket), .. }) = &dead {
             // The copy reads or writes bytes that `forget` frees. A dead worker touches them no more.
-            let _ = self.wait(&ticket);
+            let _ = self.wait(ticket);
             self.has_left(entry);
         }
     }
