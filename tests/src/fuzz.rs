@@ -19,7 +19,7 @@ use plimsoll_runtime::planner::Planner;
 use plimsoll_runtime::search::Limits;
 use plimsoll_runtime::torch::copy::{Call, Fault, Faults, FaultyEngine};
 use plimsoll_runtime::torch::{Budget, CopiedBy, CopyError, Executor, HostEngine, RecordError, Recorder, Runtime};
-use plimsoll_runtime::trace::StorageId;
+use plimsoll_runtime::trace::{Storage, StorageId};
 use plimsoll_runtime::{ActionSet, Lineage, Link, Problem, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -218,7 +218,8 @@ impl Program {
     fn budgeted(&self, expected: &Untouched, mode: Mode) -> Result<Verdict, String> {
         let mut machine = Machine::new(self, mode);
         let (mut runtime, actions, faults) = self.runtime(expected, mode);
-        let enough_bytes = self.enough_bytes(mode)?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
+        let needs = self.needs(mode)?.filter(|_| actions.swap);
+        let enough_bytes = needs.map_or(expected.peak_bytes, |needs| needs.any_operator_bytes);
         let mut tally = Tally::default();
         let mut iteration = 0;
         while iteration < mode.iterations() {
@@ -239,11 +240,12 @@ impl Program {
                 return Err(format!("{what}: {before_end_bytes} in iteration {iteration}"));
             }
             // Everything is restored at the end. By reruns alone that takes their own bytes too, and so it may where there is what other
-            // threads made, which stays.
+            // threads made, which stays. What is rerun has beside it what is too small to be evicted, and was made since.
             let peak_bytes = latest.peak_bytes;
             let has_failed = faults.happened() > failed_before;
             let can_give_way = actions.swap && mode != Mode::Beside;
-            if can_give_way && !has_failed && peak_bytes > budget_bytes.max(resident_bytes) {
+            let rerun_bytes = needs.filter(|_| latest.reruns > 0).map_or(0, Needs::to_rerun_any_operator);
+            if can_give_way && !has_failed && peak_bytes > budget_bytes.max(resident_bytes).max(rerun_bytes) {
                 return Err(format!("{what}: {peak_bytes} after iteration {iteration}, then {resident_bytes}"));
             }
             tally.followed += usize::from(latest.followed);
@@ -280,7 +282,8 @@ impl Program {
     fn left_away(&self, expected: &Untouched) -> Result<Verdict, String> {
         let mode = Mode::LeftAway;
         let (mut runtime, actions, _) = self.runtime(expected, mode);
-        let enough_bytes = self.enough_bytes(mode)?.filter(|_| actions.swap).unwrap_or(expected.peak_bytes);
+        let needs = self.needs(mode)?.filter(|_| actions.swap);
+        let enough_bytes = needs.map_or(expected.peak_bytes, |needs| needs.any_operator_bytes);
         // What is looked at is copied.
         let enough_bytes = enough_bytes.min(expected.peak_bytes) + 8 * ELEMENTS_MAX as u64;
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 1 << 54);
@@ -402,9 +405,8 @@ impl Program {
         HostEngine::copied_by(copied_by, u64::MAX, pace)
     }
 
-    /// Bytes with which no operator needs to be refused where everything idle can be swapped; none where iterations are
-    /// not alike.
-    fn enough_bytes(&self, mode: Mode) -> Result<Option<u64>, String> {
+    /// What its operators need where everything idle can be swapped; nothing that is known where iterations are not alike.
+    fn needs(&self, mode: Mode) -> Result<Option<Needs>, String> {
         if mode.is_resized()
             || mode == Mode::LeftOut
             || self.instructions.iter().any(|step| step.operation == Operation::Rarely)
@@ -417,7 +419,7 @@ impl Program {
             let alive = recorder.iteration(|| machine.iteration()).map_err(|error| error.to_string())?;
             alive.map_err(|error| first_line(&error))?;
         }
-        Ok(recorder.finish(WARM_UP, "program", "fuzz", "cpu").ok().map(|trace| enough_for_any_operator(&trace)))
+        Ok(recorder.finish(WARM_UP, "program", "fuzz", "cpu").ok().map(|trace| Needs::of(&trace)))
     }
 
     /// An executor of a random plan under a random budget, with copies of a random speed.
@@ -483,28 +485,45 @@ impl Untouched {
     }
 }
 
-/// The most that an operator needs beside what cannot be evicted. To that belongs all that the iteration starts with, for
-/// what no operator has touched yet is unknown.
-fn enough_for_any_operator(trace: &Trace) -> u64 {
-    let storage = |id: &StorageId| &trace.storages[id.index()];
-    let is_initial = |id: &StorageId| id.0 < trace.initial_storages;
-    let is_locked = |id: &StorageId| storage(id).locked.is_some() || storage(id).bytes < EVICTION_FLOOR_BYTES;
-    let initial = trace.storages[..trace.initial_storages as usize].iter();
-    let always_bytes = trace.unseen_bytes + initial.map(|storage| storage.bytes).sum::<u64>();
-    // Alive and not to be evicted: what is locked, and what was made from nothing and not used since, for a while.
-    let mut staying: Vec<StorageId> = Vec::new();
-    let mut most_bytes = 0;
-    for operator in &trace.operators {
-        let accessed: Vec<StorageId> = operator.accesses.iter().map(|access| access.storage).collect();
-        staying.retain(|id| is_locked(id) || !accessed.contains(id));
-        let used = accessed.iter().filter(|&id| !is_initial(id) && !staying.contains(id)).chain(&operator.creates);
-        let bytes = |ids: &mut dyn Iterator<Item = &StorageId>| ids.map(|id| storage(id).bytes).sum::<u64>();
-        let used_bytes = bytes(&mut used.into_iter());
-        most_bytes = most_bytes.max(used_bytes + bytes(&mut staying.iter()) + operator.workspace_bytes);
-        staying.extend(operator.creates.iter().filter(|id| accessed.is_empty() || is_locked(id)));
-        staying.retain(|id| !operator.frees.contains(id));
+/// What the operators of a program need where everything idle can be swapped.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// The most that one needs beside what cannot be evicted: with as much none needs to be refused. To what cannot belongs all that the
+    /// iteration starts with, for what no operator has touched yet is unknown.
+    any_operator_bytes: u64,
+    /// What is too small to be evicted.
+    small_bytes: u64,
+}
+
+impl Needs {
+    fn of(trace: &Trace) -> Self {
+        let storage = |id: &StorageId| &trace.storages[id.index()];
+        let is_initial = |id: &StorageId| id.0 < trace.initial_storages;
+        let is_small = |storage: &Storage| storage.bytes < EVICTION_FLOOR_BYTES;
+        let is_locked = |id: &StorageId| storage(id).locked.is_some() || is_small(storage(id));
+        let (initial, made) = trace.storages.split_at(trace.initial_storages as usize);
+        let always_bytes = trace.unseen_bytes + initial.iter().map(|storage| storage.bytes).sum::<u64>();
+        // Alive and not to be evicted: what is locked, and what was made from nothing and not used since, for a while.
+        let mut staying: Vec<StorageId> = Vec::new();
+        let mut most_bytes = 0;
+        for operator in &trace.operators {
+            let accessed: Vec<StorageId> = operator.accesses.iter().map(|access| access.storage).collect();
+            staying.retain(|id| is_locked(id) || !accessed.contains(id));
+            let used = accessed.iter().filter(|&id| !is_initial(id) && !staying.contains(id)).chain(&operator.creates);
+            let bytes = |ids: &mut dyn Iterator<Item = &StorageId>| ids.map(|id| storage(id).bytes).sum::<u64>();
+            let used_bytes = bytes(&mut used.into_iter());
+            most_bytes = most_bytes.max(used_bytes + bytes(&mut staying.iter()) + operator.workspace_bytes);
+            staying.extend(operator.creates.iter().filter(|id| accessed.is_empty() || is_locked(id)));
+            staying.retain(|id| !operator.frees.contains(id));
+        }
+        let small_bytes = made.iter().filter(|storage| is_small(storage)).map(|storage| storage.bytes).sum();
+        Needs { any_operator_bytes: always_bytes + most_bytes, small_bytes }
     }
-    always_bytes + most_bytes
+
+    /// An operator is run again beside what was made since it first ran.
+    fn to_rerun_any_operator(self) -> u64 {
+        self.any_operator_bytes + self.small_bytes
+    }
 }
 
 /// Before this thread checks programs: operators run in it alone, and what [`Program::check`] catches is not talked about. Errors of
