@@ -75,6 +75,8 @@ impl Episodes {
 pub struct Progress {
     pub(crate) updates: usize,
     pub(crate) best: Option<Best>,
+    /// The average of the weights so far, where the learner keeps one.
+    pub(crate) average: Option<NetworkWeights>,
     /// What episodes are drawn from, by what tells it from others; none before that is known.
     world: Option<String>,
 }
@@ -156,8 +158,13 @@ pub trait Learner {
     /// The same, to go further.
     fn progress_mut(&mut self) -> &mut Progress;
 
-    /// The policy network as it is now.
+    /// The policy network as it is now, which the next update goes on from.
     fn weights(&self) -> Result<NetworkWeights, WeightsError>;
+
+    /// The policy network that it would be worth to keep now: the average of the latest, where the learner keeps one.
+    fn steady_weights(&self) -> Result<NetworkWeights, WeightsError> {
+        self.progress().average.clone().map_or_else(|| self.weights(), Ok)
+    }
 
     /// Takes over the network of a policy and its normaliser, which stays as it is from then on. Before the first update.
     ///
@@ -195,19 +202,19 @@ pub trait Learner {
         self.updates_done() >= self.updates()
     }
 
-    /// Keeps the present weights as the best ones if `validation_return` is higher than that of the best so far, and
+    /// Keeps the steady weights as the best ones if `validation_return` is higher than that of the best so far, and
     /// says whether it was. The caller decides what is validated, and when.
     fn offer_best(&mut self, validation_return: f64) -> Result<bool, WeightsError> {
         let better = self.best().is_none_or(|best| validation_return > best.validation_return);
         if better && validation_return.is_finite() {
-            let (updates_done, weights) = (self.updates_done(), self.weights()?);
+            let (updates_done, weights) = (self.updates_done(), self.steady_weights()?);
             self.progress_mut().best = Some(Best { validation_return, updates_done, weights });
             return Ok(true);
         }
         Ok(false)
     }
 
-    /// The policy file of the best weights so far, or of the present ones if none were offered.
+    /// The policy file of the best weights so far, or of the steady ones if none were offered.
     fn policy_file(
         &self,
         family: &str,
@@ -216,7 +223,7 @@ pub trait Learner {
     ) -> Result<PolicyFile, WeightsError> {
         let weights = match self.best() {
             Some(best) => best.weights.clone(),
-            None => self.weights()?,
+            None => self.steady_weights()?,
         };
         Ok(PolicyFile { family: family.to_owned(), actions, provenance, weights })
     }

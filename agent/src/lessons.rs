@@ -13,6 +13,7 @@ use plimsoll_runtime::network::{NetworkWeights, Normaliser, WeightsError};
 use rand::seq::SliceRandom;
 use serde::Serialize;
 
+use crate::average::averaged;
 use crate::config::{ConfigError, Hyperparameters, annealed};
 use crate::export::network_weights;
 use crate::gradients::{Diverged, clip_norm, of_shards};
@@ -66,6 +67,16 @@ pub struct Student<M> {
     optimizer: ModuleOptimizer,
 }
 
+/// What the passes of an update make of an actor.
+struct Improved {
+    actor: Actor,
+    optimizer: ModuleOptimizer,
+    /// The mean over its steps.
+    loss: f64,
+    /// Likewise.
+    gradient_norm: f64,
+}
+
 impl<M: Method> Student<M> {
     /// Begins a training run, with the first weights that proximal policy optimisation of the same seed would have.
     pub fn new(config: M, seed: u64) -> Result<Self, ConfigError> {
@@ -98,9 +109,14 @@ impl<M: Method> Student<M> {
         if update < passes.normaliser_updates {
             lessons.iter().for_each(|lesson| spread.absorb(&M::observation(lesson).features));
         }
-        let [loss, gradient_norm] =
+        let Improved { actor, optimizer, loss, gradient_norm } =
             self.improve(lessons, &spread.normaliser()).map_err(|Diverged| TrainError::Loss { update: update + 1 })?;
+        // While the normaliser changes, weights mean something else each time.
+        let before = self.header.progress.average.as_ref().filter(|_| update >= passes.normaliser_updates);
+        let average = averaged(before, network_weights(&actor, spread.normaliser())?)?;
+        (self.actor, self.optimizer) = (actor, optimizer);
         self.header.spread = spread;
+        self.header.progress.average = Some(average);
         let learned = [
             ("cross_entropy", loss),
             ("gradient_norm", gradient_norm),
@@ -110,14 +126,14 @@ impl<M: Method> Student<M> {
         Ok(self.header.progress.count(started, episodes, details))
     }
 
-    /// Makes every pass over the lessons. Returns the mean loss, and the mean norm of the gradient.
-    fn improve(&mut self, lessons: &[M::Lesson], normaliser: &Normaliser) -> Result<[f64; 2], Diverged> {
+    /// Makes every pass over the lessons.
+    fn improve(&self, lessons: &[M::Lesson], normaliser: &Normaliser) -> Result<Improved, Diverged> {
         let Header { config, seed, progress, .. } = &self.header;
         let passes = config.passes();
         let (mut actor, mut optimizer) = (self.actor.clone(), self.optimizer.clone());
         let mut order: Vec<&M::Lesson> = lessons.iter().collect();
         let size = order.len().div_ceil(passes.minibatches).max(1);
-        let (mut means, mut steps) = ([0.0; 2], 0.0);
+        let (mut losses, mut norms, mut steps) = (0.0, 0.0, 0.0);
         for epoch in 0..passes.epochs {
             order.shuffle(&mut generator(*seed, Stream::Order, progress.updates, epoch));
             for minibatch in order.chunks(size) {
@@ -125,12 +141,11 @@ impl<M: Method> Student<M> {
                 let (mut gradients, loss, _) = of_shards(&actor, &self.device, minibatch, loss)?;
                 let norm = clip_norm(&mut gradients, &actor, passes.gradient_norm_max)?;
                 actor = optimizer.step(passes.learning_rate_at(progress.updates), actor, gradients);
-                means = [means[0] + loss, means[1] + norm];
-                steps += 1.0;
+                (losses, norms, steps) = (losses + loss, norms + norm, steps + 1.0);
             }
         }
-        (self.actor, self.optimizer) = (actor, optimizer);
-        Ok(means.map(|sum| sum / f64::max(steps, 1.0)))
+        let steps = f64::max(steps, 1.0);
+        Ok(Improved { actor, optimizer, loss: losses / steps, gradient_norm: norms / steps })
     }
 }
 

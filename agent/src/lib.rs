@@ -11,6 +11,7 @@
 //! hyperparameters, and is a [`Learner`] and [`LearnsFrom`] environments from then on; it prints nothing and holds no clock but
 //! the one that measures its rate.
 
+mod average;
 mod batch;
 mod bits;
 mod config;

@@ -1,7 +1,7 @@
 //! The saved training state: all that a training run needs to go on, in one file.
 //!
 //! ```text
-//! plimsoll training-state 6 sha256=9f86d0… bytes=48213
+//! plimsoll training-state 7 sha256=9f86d0… bytes=48213
 //! ppo
 //! lengths of the parts: a u64 each, little-endian
 //! counters, configuration, normaliser, best weights: JSON
@@ -27,7 +27,7 @@ use crate::learner::Progress;
 use crate::spread::FeatureSpread;
 
 /// The newest format that this build reads and writes.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// A training state that could not be saved, or could not be resumed from.
 #[derive(Debug, thiserror::Error)]

@@ -23,7 +23,7 @@ use crate::tensorboard::RunLog;
 /// Updates between two validations.
 const VALIDATION_INTERVAL: usize = 5;
 /// Instances that a validation is made of. Their seeds are far from those of the rollouts.
-const VALIDATION_SEEDS: std::ops::Range<u64> = 0x5eed_0000_0000..0x5eed_0000_0040;
+const VALIDATION_SEEDS: std::ops::Range<u64> = 0x5eed_0000_0000..0x5eed_0000_0100;
 
 /// A learner for the environments at hand.
 pub type AnyLearner = dyn LearnsFrom<TaughtEnvironment>;
@@ -167,9 +167,10 @@ impl Environments {
         })
     }
 
-    /// Validates the present weights, which are kept if they are the best so far. Returns what they achieved.
+    /// Validates the steady weights, which are kept if they are the best so far. Returns what they achieved.
     fn validate(&mut self, learner: &mut AnyLearner) -> anyhow::Result<f64> {
-        let validation_return = greedy_return(&learner.weights()?, &mut self.validation, &self.validation_seeds)?;
+        let validation_return =
+            greedy_return(&learner.steady_weights()?, &mut self.validation, &self.validation_seeds)?;
         learner.offer_best(validation_return)?;
         Ok(validation_return)
     }
