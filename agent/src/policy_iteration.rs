@@ -324,6 +324,8 @@ mod tests {
         assert_eq!(resumed.header, interrupted.header);
         train(&mut resumed, 3, 2);
         assert_eq!(resumed.weights().unwrap(), straight.weights().unwrap());
+        assert_eq!(resumed.steady_weights().unwrap(), straight.steady_weights().unwrap());
+        assert_ne!(resumed.steady_weights().unwrap(), resumed.weights().unwrap());
     }
 
     #[test]

@@ -58,6 +58,9 @@ fn what_train_and_evaluate_log() {
             let overhead = point["measured"]["overhead"].as_f64().unwrap();
             assert!((value("measured_overhead") - overhead).abs() <= 1e-5 * overhead.abs().max(1.0), "{policy}");
             assert!(value("measured_peak_share") <= share, "{policy} holds its budget");
+            assert_eq!([value("held"), value("identical")], [1.0, 1.0], "{policy}");
+            let [low, middle, high] = ["_low", "", "_high"].map(|end| value(&format!("median_overhead{end}")));
+            assert!(low <= middle && middle <= high, "{policy}: {low} to {middle} to {high}");
         }
     }
     let runs: Vec<&String> = compared.as_object().unwrap().keys().collect();

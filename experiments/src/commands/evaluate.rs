@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
 use clap::Args;
+use plimsoll_env::bootstrap::{interval, median};
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Budget;
@@ -221,6 +222,15 @@ fn write_events(logdir: &Path, policies: &[Chosen], results: &[PointResult]) -> 
             if let Some(measured) = result.measured {
                 scalar("measured_overhead", measured.overhead)?;
                 scalar("measured_peak_share", share(measured.peak_bytes))?;
+            }
+            if !result.ratios.is_empty() {
+                let [low, high] = interval(|resampling| median(resampling.of(&result.ratios)));
+                scalar("median_overhead", median(result.ratios.clone()) - 1.0)?;
+                scalar("median_overhead_low", low - 1.0)?;
+                scalar("median_overhead_high", high - 1.0)?;
+            }
+            for (name, promise) in [("held", result.held), ("identical", result.identical)] {
+                promise.map_or(Ok(()), |kept| scalar(name, f64::from(u8::from(kept))))?;
             }
         }
         log.flush()?;
