@@ -59,7 +59,7 @@ pub trait Method: Hyperparameters + Clone + PartialEq + Serialize + Sync {
     fn loss(actor: &Actor, lessons: &[&Self::Lesson], normaliser: &Normaliser, device: &Device) -> Tensor<1>;
 }
 
-/// Learns one policy from lessons.
+/// Learns one policy from lessons. Its steady weights are an average of those so far.
 pub struct Student<M> {
     pub(crate) header: Header<M>,
     device: Device,
