@@ -4,7 +4,7 @@
 //! plimsoll training-state 7 sha256=9f86d0… bytes=48213
 //! ppo
 //! lengths of the parts: a u64 each, little-endian
-//! counters, configuration, normaliser, best weights: JSON
+//! counters, configuration, normaliser, best weights and average ones: JSON
 //! networks: burnpack
 //! Adam's moments: burnpack
 //! ```

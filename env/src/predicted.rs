@@ -21,8 +21,8 @@ pub const TRIVIAL_OVERHEAD: f64 = 0.002;
 /// Steps after which an episode is truncated: more than any trace at hand has windows and operators. Every step evicts
 /// another window, or waits at another operator.
 pub const STEPS_MAX: usize = 1 << 20;
-/// Instances that an environment remembers: a validation's.
-const DRAWN_MAX: usize = 64;
+/// Instances that an environment remembers where it is told nothing else: an update's.
+const REMEMBERED: usize = 64;
 /// The stream of random numbers that picks a domain, beside the one that draws from it.
 const DOMAIN_STREAM: u64 = 1;
 
@@ -117,6 +117,8 @@ pub struct PredictedEnvironment {
     domains: Arc<[Domain]>,
     /// The last instances drawn, by their seeds: the same ones are often rolled out several times.
     drawn: HashMap<u64, Drawn>,
+    /// How many of them.
+    remembered: usize,
     /// The walk, and the overhead of the best reference policy.
     episode: Option<(Walk, f64)>,
 }
@@ -129,7 +131,12 @@ impl PredictedEnvironment {
     /// If there are none.
     pub fn new(domains: Arc<[Domain]>) -> Self {
         assert!(!domains.is_empty(), "an environment needs a domain to draw episodes from");
-        PredictedEnvironment { domains, drawn: HashMap::new(), episode: None }
+        PredictedEnvironment { domains, drawn: HashMap::new(), remembered: REMEMBERED, episode: None }
+    }
+
+    /// The same environment, which remembers so many instances: as many as are rolled out again and again.
+    pub fn remembering(self, instances: usize) -> Self {
+        PredictedEnvironment { remembered: instances, ..self }
     }
 
     /// The domain of the episode that `seed` gives.
@@ -144,7 +151,7 @@ impl PredictedEnvironment {
         if let Some(drawn) = self.drawn.get(&seed) {
             return drawn.clone();
         }
-        if self.drawn.len() == DRAWN_MAX {
+        if self.drawn.len() >= self.remembered {
             self.drawn.clear();
         }
         let drawn = self.domain(seed).draw(seed);

@@ -32,6 +32,11 @@ impl TaughtEnvironment {
         TaughtEnvironment { inner: PredictedEnvironment::new(domains), evaluations, seed: None, taught: None }
     }
 
+    /// The same environment, which remembers so many instances, as [`PredictedEnvironment::remembering`] does.
+    pub fn remembering(self, instances: usize) -> Self {
+        TaughtEnvironment { inner: self.inner.remembering(instances), ..self }
+    }
+
     /// Makes the teacher's plan of the episode under way, if it is not made yet.
     fn teach(&mut self) {
         let seed = self.seed.expect("reset starts an episode");

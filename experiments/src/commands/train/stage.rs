@@ -157,13 +157,14 @@ struct Environments {
 impl Environments {
     fn new(worlds: &Worlds, teacher_evaluations: u64) -> anyhow::Result<Self> {
         let threads = std::thread::available_parallelism()?.get();
-        let environments = |domains: &Arc<[Domain]>| {
-            (0..threads).map(|_| TaughtEnvironment::new(domains.clone(), teacher_evaluations)).collect()
-        };
+        let validation_seeds: Vec<u64> = VALIDATION_SEEDS.collect();
+        let environment = |domains: &Arc<[Domain]>| TaughtEnvironment::new(domains.clone(), teacher_evaluations);
+        let validated_by_each = validation_seeds.len().div_ceil(threads);
+        let validation = || environment(&worlds.validation).remembering(validated_by_each);
         Ok(Environments {
-            rollouts: environments(&worlds.training),
-            validation: environments(&worlds.validation),
-            validation_seeds: VALIDATION_SEEDS.collect(),
+            rollouts: (0..threads).map(|_| environment(&worlds.training)).collect(),
+            validation: (0..threads).map(|_| validation()).collect(),
+            validation_seeds,
         })
     }
 
