@@ -17,6 +17,11 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    /// Of the overhead at a point where these are the ratios of planned iterations to the untouched ones beside them.
+    pub fn of_overhead(ratios: &[f64]) -> Self {
+        Self::of(|draw| overhead(&draw(ratios)))
+    }
+
     /// Of a statistic of samples: each is as measured first, then drawn again.
     fn of(statistic: impl Fn(&mut dyn FnMut(&[f64]) -> Vec<f64>) -> f64) -> Self {
         let value = statistic(&mut |sample| sample.to_vec());

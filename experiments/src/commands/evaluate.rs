@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
 use clap::Args;
-use plimsoll_env::bootstrap::{interval, median};
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::device::DeviceName;
 use plimsoll_env::units::Budget;
@@ -20,7 +19,7 @@ use crate::chosen::{Chosen, PlannerFlags};
 use crate::evaluation::{Comparison, broken_promises};
 use crate::link::{LinkFlag, emulated};
 use crate::loops::LoopFlags;
-use crate::margin::Margin;
+use crate::margin::{Estimate, Margin};
 use crate::outputs::{require_logdir, require_outputs, write_json};
 use crate::progress;
 use crate::provenance::{command_line, commit};
@@ -224,10 +223,10 @@ fn write_events(logdir: &Path, policies: &[Chosen], results: &[PointResult]) -> 
                 scalar("measured_peak_share", share(measured.peak_bytes))?;
             }
             if !result.ratios.is_empty() {
-                let [low, high] = interval(|resampling| median(resampling.of(&result.ratios)));
-                scalar("median_overhead", median(result.ratios.clone()) - 1.0)?;
-                scalar("median_overhead_low", low - 1.0)?;
-                scalar("median_overhead_high", high - 1.0)?;
+                let Estimate { value, interval: [low, high] } = Estimate::of_overhead(&result.ratios);
+                scalar("median_overhead", value)?;
+                scalar("median_overhead_low", low)?;
+                scalar("median_overhead_high", high)?;
             }
             for (name, promise) in [("held", result.held), ("identical", result.identical)] {
                 promise.map_or(Ok(()), |kept| scalar(name, f64::from(u8::from(kept))))?;
