@@ -17,7 +17,7 @@ PACED = LD_PRELOAD=$(CURDIR)/target/stand-in/paced/libcudart.so.13 LD_LIBRARY_PA
     STAND_IN_MACHINE=configs/hardware/$(MACHINE).toml STAND_IN_BYTES=$(MEMORY_BYTES) \
     PYTHONPATH=$(CURDIR)/tests/stand_in/python:$(USED_LIBTORCH)/..:$(CURDIR)/.tools/python
 
-# For both model families: records loops, trains a policy, and compares it with the baselines on the real loops.
+# For two model families: records loops, trains a policy, and compares it with the baselines on the real loops.
 # Everything it makes stands in demo/; `tensorboard --logdir demo/runs` shows the comparison.
 demo: libtorch
 	cargo build
@@ -101,7 +101,7 @@ gpu-bundle: libtorch
 	sh experiments/gpu-bundle.sh target/release target/plimsoll-gpu.tar.xz
 
 # The same check without a GPU, at full size: on a device that computes nothing and copies nothing, and takes as long for it as
-# MACHINE would by its data sheet (tests/stand_in/). Bits say nothing there.
+# MACHINE would at four fifths of its data sheet's rates (tests/stand_in/). Bits say nothing there.
 MINUTES ?= 30
 gpu-rehearsal: libtorch tools stand-in
 	cargo build

@@ -37,8 +37,8 @@ impl LoopFlags {
     pub fn require_cpu(&self, command: &str) -> anyhow::Result<()> {
         ensure!(
             self.device == DeviceName::Cpu,
-            "--device {}: `plimsoll {command}` is for the CPU; `record`, `run`, `hold`, `evaluate --real` and `gpu-check` \
-             run loops on a GPU",
+            "--device {}: `plimsoll {command}` is for the CPU; `record`, `train`, `run`, `hold`, `evaluate` and \
+             `gpu-check` run loops on a GPU",
             self.device
         );
         Ok(())

@@ -1,6 +1,6 @@
 //! A schedule: a plan written out as instructions by operator index.
 //!
-//! The timeline writes it while it predicts; the executor carries it out without deciding anything. So what
+//! The timeline writes it while it predicts; the driver carries it out without deciding anything. So what
 //! was predicted and what is done cannot differ in order or in bytes.
 
 use std::fmt;

@@ -327,7 +327,7 @@ impl<'a> Timeline<'a> {
         }
     }
 
-    /// Predicts `plan` and writes out what the executor has to do: nothing, where the plan is given up.
+    /// Predicts `plan` and writes out what the driver has to do: nothing, where the plan is given up.
     pub fn schedule(&mut self, plan: &Plan, budget_bytes: u64) -> (Schedule, Prediction) {
         self.schedule = Some(Schedule::default());
         let prediction = self.predict(plan, budget_bytes);

@@ -95,7 +95,7 @@ families! {
     "inception" => Inception(InceptionConfig),
     /// Segmentation nets with connections across.
     "unet" => Unet(UnetConfig),
-    /// Contractive autoencoders, whose loss holds a gradient.
+    /// Autoencoders whose loss holds a gradient.
     "autoencoder" => Autoencoder(AutoencoderConfig),
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A check is a list of parts by importance. Each part of each loop runs in a process of its own, because a device's
 //! errors are final for the process that meets them; it writes what it has found after every step, so what was cut short
-//! still counts. Which parts there are and how long each may take is `schedule.rs`; what they measure is a file each.
+//! still counts. Which parts there are and how long each may take is `schedule.rs`; what they measure is a file each, but for
+//! jobs in Python, which share `jobs.rs`.
 
 mod batch;
 mod bench;

@@ -137,8 +137,8 @@ pub struct Report {
     pub plan_cache_hits: u64,
     /// Iterations of programs that were not.
     pub plan_cache_misses: u64,
-    /// Plans made. After some of them planning takes a tenth of the loop's time at most: what it has no time for is decoded
-    /// greedily, and planned well when it has.
+    /// Plans made. After some of them none is made well while planning has taken more than a tenth of the loop's time: it is
+    /// decoded greedily, and planned well when there is time.
     pub plans: u64,
     /// Of those, how many are by whom, as [`Decided::by`](crate::Decided::by) says it: [`LEARNED`](crate::planner::LEARNED) and others of
     /// the planner's names, or a baseline's. Where everything fits, or nothing can, it is `keep-all`.

@@ -289,7 +289,7 @@ fn call_vector_functions() -> Result<(), TchError> {
 ///
 /// Only the thread that an iteration is of, and the autograd threads that work for it, are intercepted by themselves. A thread
 /// that reads or writes the same tensors meanwhile, to save a checkpoint say, calls this once before. It may run iterations of its own.
-/// In Python every thread does that is started after the package was imported.
+/// In Python those do that `threading` starts after the package was imported.
 pub fn stand_by() {
     shim::stand_by();
 }
