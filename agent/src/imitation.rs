@@ -7,7 +7,8 @@
 //! that the student likes best (Goldberg and Nivre, *A Dynamic Oracle for Arc-Eager Dependency Parsing*, 2012).
 //!
 //! Deviations: lessons are not kept beyond their update, for instances are drawn anew in each; the teacher does not search
-//! again from where the student went, and a pressure point at which its plan evicts nothing teaches nothing.
+//! again from where the student went, and a pressure point at which its plan evicts nothing teaches to wait, or nothing where
+//! waiting cannot be chosen.
 
 use std::time::Instant;
 

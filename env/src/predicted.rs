@@ -40,8 +40,8 @@ pub struct Domain {
     pub link_bytes_per_s: [f64; 2],
     /// Standard deviation of the logarithm of the log-normal factor on each operator's time.
     pub cost_noise: f64,
-    /// Latency of every copy.
-    pub latency_ns: u64,
+    /// What copies cost, but for what is drawn: bandwidth and contention.
+    pub link: Link,
     /// Least and greatest compute time that a copied byte costs, drawn uniformly.
     pub contention_ns_per_byte: [f64; 2],
     /// Least and greatest compute time that a copied storage costs beside its bytes, drawn uniformly.
@@ -55,7 +55,8 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// An instance and the overhead of the best reference policy on it. The same seed gives the same instance.
+    /// An instance and the least overhead of a reference policy on it, or of the first that is trivial; one where none holds its
+    /// budget. The same seed gives the same instance.
     ///
     /// Draws again where there is nothing to decide, where no reference policy holds the budget, or where one does at
     /// next to no overhead; if every draw was such, the last that a policy does hold is taken as it is, or else the first.
@@ -96,10 +97,11 @@ impl Domain {
         } else {
             least_each_ns
         };
-        let link =
-            Link { contention_ns_per_byte, contention_each_ns, ..Link::symmetric(log_rate.exp(), self.latency_ns) };
+        let [offload_bytes_per_s, prefetch_bytes_per_s] = [log_rate.exp(); 2];
+        let drawn =
+            Link { offload_bytes_per_s, prefetch_bytes_per_s, contention_ns_per_byte, contention_each_ns, ..self.link };
         let actions = ActionSet { swap, ..self.actions };
-        Instance { trace, lineage, tiers: link.into(), budget_bytes, actions }
+        Instance { trace, lineage, tiers: drawn.into(), budget_bytes, actions }
     }
 
     fn jittered(&self, trace: &Trace, random: &mut ChaCha8Rng) -> Trace {

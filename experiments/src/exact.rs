@@ -266,7 +266,7 @@ impl Solve<'_, '_> {
             return;
         }
         let evaluations = evaluations_per_window * self.problem.lineage.windows().len() as u64;
-        let limits = Limits { wall: Some(left), ..Limits::evaluations(evaluations) };
+        let limits = Limits { time: Some(left), ..Limits::evaluations(evaluations) };
         let (progress, bound_ns) = (self.progress("search"), self.lower_bound_ns);
         let mut stopped = false;
         let found = search(self.problem, starts, limits, None, &mut |best| {

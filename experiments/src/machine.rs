@@ -55,11 +55,13 @@ impl Machine {
         Ok(Machine::Profiled(Box::new(profile)))
     }
 
-    /// Latency of a copy: the profile's, or that of an emulated link.
-    pub fn latency_ns(&self) -> u64 {
+    /// A link of this bandwidth both ways, whose copies cost otherwise what the profile says, or what those of an emulated link do.
+    pub fn link_of(&self, bytes_per_s: f64) -> Link {
         match self {
-            Machine::AsRecorded => LATENCY_NS,
-            Machine::Profiled(profile) => profile.link.latency_ns,
+            Machine::AsRecorded => Link::symmetric(bytes_per_s, LATENCY_NS),
+            Machine::Profiled(profile) => {
+                Link { offload_bytes_per_s: bytes_per_s, prefetch_bytes_per_s: bytes_per_s, ..profile.link }
+            }
         }
     }
 
@@ -68,15 +70,11 @@ impl Machine {
     pub fn link(&self, flag: &LinkFlag, trace: &Trace) -> anyhow::Result<Link> {
         Ok(match (self, flag.link) {
             (Machine::AsRecorded, _) if trace.device == PROJECTABLE => flag.resolve()?,
-            (Machine::AsRecorded, Some(named)) => Link::symmetric(named.bytes_per_second(), LATENCY_NS),
             (Machine::AsRecorded, None) => {
                 bail!("{} was recorded on {}: --link says how fast copies are there", trace.workload, trace.device)
             }
             (Machine::Profiled(profile), None) => profile.link,
-            (Machine::Profiled(profile), Some(named)) => {
-                let rate = named.bytes_per_second();
-                Link { offload_bytes_per_s: rate, prefetch_bytes_per_s: rate, ..profile.link }
-            }
+            (Machine::AsRecorded | Machine::Profiled(_), Some(named)) => self.link_of(named.bytes_per_second()),
         })
     }
 

@@ -34,12 +34,13 @@ pub fn decide_exactly(problem: Problem<'_>, limit: Option<Duration>) -> anyhow::
     Ok((Decided { planned: solved.planned, by: EXACT }, solved.proof))
 }
 
-/// Searches for `limit` from every baseline's plan.
-pub fn decide_by_search(problem: Problem<'_>, limit: Duration) -> anyhow::Result<Decided> {
+/// Searches for `limit` from every baseline's plan, `seed` saying what is drawn.
+pub fn decide_by_search(problem: Problem<'_>, limit: Duration, seed: u64) -> anyhow::Result<Decided> {
     let interrupted = watch_for_interrupt()?;
     let spinner = progress::spinner(SEARCH);
     let overhead = overhead_of(&problem);
-    let found = search(problem, &plans_of_all(problem, 0), Limits::wall(limit), None, &mut |best| {
+    let limits = Limits { seed, ..Limits::wall(limit) };
+    let found = search(problem, &plans_of_all(problem, seed), limits, None, &mut |best| {
         let fits = best.prediction.over_budget_bytes == 0;
         let now = if fits { overhead(best.prediction.makespan_ns) } else { "none fits yet".to_owned() };
         spinner.set_message(format!("best {now} after {} plans", best.evaluations));

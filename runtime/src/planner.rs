@@ -7,7 +7,7 @@
 use std::slice;
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::baselines::{BASELINES, KeepAll, baseline};
 use crate::decode::{Planned, plan, plan_until, predict};
@@ -67,7 +67,7 @@ pub const PORTFOLIO: [&str; 21] = [
 ];
 
 /// What planning takes where nobody limits it.
-pub const TIME: Duration = Duration::from_millis(200);
+pub(crate) const TIME: Duration = Duration::from_millis(200);
 /// … for each window of the trace, where there are more than a thousand.
 const TIME_PER_WINDOW: Duration = Duration::from_micros(200);
 
@@ -81,21 +81,21 @@ pub(crate) fn time_for(windows: usize) -> Duration {
 const BUDGET_SHARES: [f64; 4] = [0.97, 0.94, 0.9, 0.84];
 /// The share of the time after which the first decode is given up, but not before [`TIME`] is over: of thousands of storages it takes
 /// longer than anything else.
-pub const DECODE_SHARE: f64 = 0.5;
+const DECODE_SHARE: f64 = 0.5;
 /// The share of the time after which no other decode is begun.
-pub const DECODES_SHARE: f64 = 0.2;
+const DECODES_SHARE: f64 = 0.2;
 /// The share of the time after which no other baseline is asked, and further decodes that are not done are given up.
-pub const PORTFOLIO_SHARE: f64 = 0.3;
+const PORTFOLIO_SHARE: f64 = 0.3;
 /// The share of the time after which a baseline is given up, where some plan fits: in a long trace one of them takes more than a
 /// search needs.
-pub const BASELINE_SHARE: f64 = 0.1;
+const BASELINE_SHARE: f64 = 0.1;
 
 /// The most threads that plan where nobody says how many.
 const THREADS_MAX: usize = 8;
 
 /// How much is tried for a plan: decodes, baselines and search, each verified by the timeline. The best plan wins.
 ///
-/// All of it may be cut short by [`Limits::wall`], but the first decode of the policy has [`TIME`], too. It is exceeded by no more
+/// All of it may be cut short by [`Limits::time`], but the first decode of the policy has 200 ms, too. It is exceeded by no more
 /// than that, what a baseline does before its first decision, or some moves of the search; but where no plan fits yet, every
 /// baseline is asked. Without that, the same seed and the same numbers give the same plan on every machine.
 #[derive(Clone, Copy, Debug)]
@@ -105,8 +105,8 @@ pub struct Planner<'p> {
     /// Baselines whose plans compete, in this order. Where no plan fits, all of [`BASELINES`] are asked, whatever the time:
     /// a plan that fits is owed.
     pub portfolio: &'p [&'static str],
-    /// Of the search: its evaluations and its seed. `wall` limits all of planning. Where neither is limited, planning takes
-    /// [`TIME`], or [`TIME_PER_WINDOW`] for each window of the trace where that is more.
+    /// Of the search: its evaluations and its seed. `time` limits all of planning. Where neither is limited, planning takes 200 ms,
+    /// or a fifth of a millisecond for each window of the trace where that is more.
     pub limits: Limits,
     /// Threads that plan where time alone is limited: as many as the machine runs at once, up to eight, where it is 0. Where
     /// evaluations are limited one does.
@@ -135,16 +135,11 @@ impl Planner<'_> {
 
     /// The same, where there is a plan already, for another budget or other times: it competes.
     pub fn improve(&self, problem: Problem<'_>, policy: Option<&LearnedPolicy>, before: Option<&Plan>) -> Decided {
-        let started = Instant::now();
+        let started = (self.limits.clock)();
         if problem.is_hopeless() {
             return Decided { planned: plan(problem, &mut KeepAll), by: KEEP_ALL };
         }
-        let limits = match self.limits {
-            Limits { evaluations: u64::MAX, wall: None, seed } => {
-                Limits { seed, ..Limits::wall(time_for(problem.lineage.windows().len())) }
-            }
-            given => given,
-        };
+        let limits = self.limits_for(problem);
         let planning = Planning { problem, limits, started, policy, stand: Mutex::default() };
         let threads = if limits.evaluations == u64::MAX { self.threads() } else { 1 };
         let first = if policy.is_some() { Task::Decode(0) } else { Task::KeepAll };
@@ -163,8 +158,18 @@ impl Planner<'_> {
             planning.carry_out(BASELINES.iter().map(|name| Task::Ask { name, is_owed: true }), threads);
         }
         let mut decided = planning.stand().best.take().expect("there is one, if it keeps all");
-        decided.planned.decide_ns = started.elapsed().as_nanos() as u64;
+        decided.planned.decide_ns = limits.elapsed(started).as_nanos() as u64;
         decided
+    }
+
+    /// The limits that `problem` is planned within: those given, or a time by its size.
+    pub fn limits_for(&self, problem: Problem<'_>) -> Limits {
+        match self.limits {
+            Limits { evaluations: u64::MAX, time: None, .. } => {
+                Limits { time: Some(time_for(problem.lineage.windows().len())), ..self.limits }
+            }
+            given => given,
+        }
     }
 
     fn threads(&self) -> usize {
@@ -193,7 +198,8 @@ enum Task<'a> {
 struct Planning<'a> {
     problem: Problem<'a>,
     limits: Limits,
-    started: Instant,
+    /// When it was, by the clock of the limits.
+    started: Duration,
     /// The learned policy that has a part in it.
     policy: Option<&'a LearnedPolicy>,
     stand: Mutex<Stand>,
@@ -225,7 +231,9 @@ impl<'a> Planning<'a> {
 
     /// What is left of this share of the time; without end where nothing limits it.
     fn left(&self, share: f64) -> Duration {
-        self.limits.wall.map_or(Duration::MAX, |wall| wall.mul_f64(share).saturating_sub(self.started.elapsed()))
+        self.limits
+            .time
+            .map_or(Duration::MAX, |time| time.mul_f64(share).saturating_sub(self.limits.elapsed(self.started)))
     }
 
     /// Whether this share of the time is over, or nothing is left to be gained.
@@ -273,12 +281,13 @@ impl<'a> Planning<'a> {
             }
         };
         let is_over = || match is_first {
-            true => self.left(DECODE_SHARE).is_zero() && self.started.elapsed() >= TIME,
+            true => self.left(DECODE_SHARE).is_zero() && self.limits.elapsed(self.started) >= TIME,
             false => self.left(PORTFOLIO_SHARE).is_zero(),
         };
+        let begun = (self.limits.clock)();
         let Some(planned) = self.plan_within(share, &mut policy, &is_over) else { return };
         let mut stand = self.stand();
-        stand.decode_time = Duration::from_nanos(planned.decide_ns);
+        stand.decode_time = self.limits.elapsed(begun);
         if stand.best_decode.is_none_or(|(best, _)| planned.prediction.rank() < best.rank()) {
             stand.best_decode = Some((planned.prediction, share));
         }
@@ -313,9 +322,9 @@ impl<'a> Planning<'a> {
         if is_idle {
             return;
         }
-        let begun = Instant::now();
-        let limit = self.limits.wall.map_or(Duration::MAX, |wall| wall.mul_f64(BASELINE_SHARE));
-        let is_over = || (is_owed || begun.elapsed() >= limit) && self.has_fitting();
+        let begun = (self.limits.clock)();
+        let limit = self.limits.time.map_or(Duration::MAX, |time| time.mul_f64(BASELINE_SHARE));
+        let is_over = || (is_owed || self.limits.elapsed(begun) >= limit) && self.has_fitting();
         let mut policy = baseline(name, self.limits.seed).expect("every name in a portfolio is a baseline's");
         if let Some(planned) = plan_until(self.problem, policy.as_mut(), &is_over) {
             let mut stand = self.stand();
@@ -326,8 +335,7 @@ impl<'a> Planning<'a> {
 
     /// Searches from the plans so far that fit, or from the best where none does, for as long as is left.
     fn search(&self, threads: usize) {
-        let wall = self.limits.wall.map(|_| self.left(1.0));
-        let limits = Limits { wall, ..self.limits };
+        let limits = Limits { time: self.limits.time.map(|_| self.left(1.0)), ..self.limits };
         let mut stand = self.stand();
         let best = &stand.best.as_ref().expect("there is one, if it keeps all").planned;
         let starts = if best.fits() { &stand.fitting[..] } else { slice::from_ref(&best.plan) };

@@ -33,15 +33,19 @@ struct Decision {
     channel_ns: u64,
     /// How many bytes less of slack would not change it.
     spare_bytes: i64,
-    /// How many bytes more of slack would change it.
+    /// How many bytes more of slack at the last operator index before it would change it.
     missing_bytes: i64,
 }
 
 impl Decision {
+    /// The last operator index before it, which has too little slack where there is no room for it any earlier.
+    fn barrier(&self) -> usize {
+        self.before as usize - 1
+    }
+
     /// Whether it depends on the slack of an operator index in `range`.
     fn looked_at(&self, range: &Range<usize>) -> bool {
-        let looked_at = self.before as usize - 1..self.end as usize;
-        looked_at.start < range.end && range.start < looked_at.end
+        self.barrier() < range.end && range.start < self.end as usize
     }
 }
 
@@ -363,11 +367,11 @@ impl Prefetches {
                 self.claim(facts, id, was, 1);
             }
             if again.touches_slack(was) {
-                // It stands, with less to spare than it had.
+                // It stands, with less to spare than it had, perhaps, and with as much missing as there is at its barrier.
                 self.replaced.push((id, was));
                 let decision = &mut self.decisions[id.index()];
                 decision.spare_bytes += again.slack.min(0);
-                decision.missing_bytes -= again.slack.max(0);
+                decision.missing_bytes = was.missing_bytes.saturating_sub(again.slack_at(was.barrier()));
             }
             (again.channel_ns, again.channel_was_ns) = (was.channel_ns, was.channel_ns);
             return;
@@ -475,10 +479,16 @@ struct Again {
 impl Again {
     /// Whether the change leaves a decision as it was.
     fn leaves(&self, was: Decision) -> bool {
-        let slack_matters = -self.slack > was.spare_bytes || self.slack >= was.missing_bytes;
+        let slack_matters = self.touches_slack(was) && -self.slack > was.spare_bytes
+            || self.slack_at(was.barrier()) >= was.missing_bytes;
         self.channel_ns == self.channel_was_ns
             && !self.claims_range.as_ref().is_some_and(|range| was.looked_at(range))
-            && !(slack_matters && was.looked_at(&self.slack_range))
+            && !slack_matters
+    }
+
+    /// The slack that the change adds at an operator index.
+    fn slack_at(&self, index: usize) -> i64 {
+        if self.slack_range.contains(&index) { self.slack } else { 0 }
     }
 
     /// Whether the change adds slack, or takes some, where a decision looked.

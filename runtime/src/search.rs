@@ -20,6 +20,7 @@ mod walk;
 
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,14 +31,25 @@ use crate::sweep::Problem;
 use crate::timeline::Prediction;
 use walk::{Common, Course, Walk};
 
-/// When a search ends, and which of its random courses it takes. Without `wall`, the same seed and the same number of
+/// Says how much time has passed since some moment, the same one whenever one thread asks.
+pub type Clock = fn() -> Duration;
+
+/// The clock on the wall, which all threads read alike.
+pub fn wall_clock() -> Duration {
+    static FIRST_READ: LazyLock<Instant> = LazyLock::new(Instant::now);
+    FIRST_READ.elapsed()
+}
+
+/// When a search ends, and which of its random courses it takes. Where no time is limited, the same seed and the same number of
 /// evaluations give the same plan on every machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Runs of the timeline.
     pub evaluations: u64,
-    /// Elapsed time, where that is limited.
-    pub wall: Option<Duration>,
+    /// Time, where that is limited.
+    pub time: Option<Duration>,
+    /// What tells the time. Where several threads plan, one that they read alike.
+    pub clock: Clock,
     /// Seed of the random moves.
     pub seed: u64,
 }
@@ -45,24 +57,29 @@ pub struct Limits {
 impl Limits {
     /// So many evaluations, however long they take.
     pub const fn evaluations(evaluations: u64) -> Self {
-        Limits { evaluations, wall: None, seed: 0 }
+        Limits { evaluations, time: None, clock: wall_clock, seed: 0 }
     }
 
-    /// As many evaluations as fit into `wall`.
-    pub const fn wall(wall: Duration) -> Self {
-        Limits { evaluations: u64::MAX, wall: Some(wall), seed: 0 }
+    /// As many evaluations as fit into `time`, by the clock on the wall.
+    pub const fn wall(time: Duration) -> Self {
+        Limits { time: Some(time), ..Limits::evaluations(u64::MAX) }
     }
 
-    /// Whether the time limit has passed since `started`.
-    fn is_past(&self, started: Instant) -> bool {
-        self.wall.is_some_and(|wall| started.elapsed() >= wall)
+    /// What has passed of the time since the clock said that it was `started`.
+    pub(crate) fn elapsed(&self, started: Duration) -> Duration {
+        (self.clock)().saturating_sub(started)
+    }
+
+    /// Whether the time limit has passed since then.
+    fn is_past(&self, started: Duration) -> bool {
+        self.time.is_some_and(|time| self.elapsed(started) >= time)
     }
 
     /// The share that is used up by so many evaluations since then.
-    fn spent(&self, evaluations: u64, started: Instant) -> f64 {
-        let of_wall =
-            |wall: Duration| started.elapsed().as_secs_f64() / wall.max(Duration::from_nanos(1)).as_secs_f64();
-        (evaluations as f64 / self.evaluations.max(1) as f64).max(self.wall.map_or(0.0, of_wall))
+    fn spent(&self, evaluations: u64, started: Duration) -> f64 {
+        let of_time =
+            |time: Duration| self.elapsed(started).as_secs_f64() / time.max(Duration::from_nanos(1)).as_secs_f64();
+        (evaluations as f64 / self.evaluations.max(1) as f64).max(self.time.map_or(0.0, of_time))
     }
 }
 
@@ -71,7 +88,7 @@ impl Limits {
 pub struct Improvement {
     /// Evaluations until then.
     pub evaluations: u64,
-    /// Elapsed time until then.
+    /// Time until then.
     pub elapsed: Duration,
     /// What the plan is predicted to cost.
     pub prediction: Prediction,
@@ -108,7 +125,7 @@ pub fn search(
     guide: Option<&LearnedPolicy>,
     watch: &mut dyn FnMut(&Improvement) -> ControlFlow<()>,
 ) -> Found {
-    let course = Course { problem, starts, limits, guide, started: Instant::now() };
+    let course = Course { problem, starts, limits, guide, started: (limits.clock)() };
     Walk::new(&course, &Common::default()).run(watch)
 }
 
@@ -122,7 +139,7 @@ pub(crate) fn search_together(
     walks: usize,
 ) -> Found {
     let common = &Common::default();
-    let course = &Course { problem, starts, limits, guide, started: Instant::now() };
+    let course = &Course { problem, starts, limits, guide, started: (limits.clock)() };
     let quietly = &|_: &Improvement| ControlFlow::Continue(());
     thread::scope(|scope| {
         let others = (1..walks).map(|number| {

@@ -131,7 +131,7 @@ fn a_guide_has_a_part_in_the_search_and_the_promises_hold() {
 fn a_search_ends_when_it_is_told_to() {
     let mut ended = 0;
     for_random_problems(20, 30, |seed, problem| {
-        let limits = Limits { wall: Some(Duration::from_secs(3600)), ..Limits::evaluations(u64::MAX) };
+        let limits = Limits { time: Some(Duration::from_secs(3600)), ..Limits::evaluations(u64::MAX) };
         let mut calls = 0;
         search(*problem, &[], limits, None, &mut |_| {
             calls += 1;

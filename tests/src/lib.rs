@@ -176,7 +176,7 @@ pub fn domain(traces: Vec<Arc<Trace>>, steps_max: usize) -> Domain {
         budget_share: [0.5, 0.8],
         link_bytes_per_s: [1e8, 4e9],
         cost_noise: 0.1,
-        latency_ns: 20_000,
+        link: Link::symmetric(1e9, 20_000),
         contention_ns_per_byte: [0.0, 0.4],
         contention_each_ns: [0, 0],
         actions: ActionSet::ALL,

@@ -194,15 +194,27 @@ fn name(family: Family, member: &toml::Table) -> String {
 }
 
 impl FamilyConfig {
-    /// Draws `count` members of different structure, with names that say it. The same seed gives the same members.
+    /// Draws `count` members of different structure, which is none of those trained on by name, and calls them by it. The same seed
+    /// gives the same members.
     ///
     /// Fails where the file has no table `[members]`, or its ranges hold too few members.
     pub fn members(&self, split: Split, count: usize, seed: u64) -> Result<Vec<(String, WorkloadConfig)>, ConfigError> {
         let drawn = match (&self.members, self.family) {
-            (Some(members), FamilyName::Loops(family)) => draw_members(family, members, split, count, seed),
+            (Some(members), FamilyName::Loops(family)) => {
+                draw_members(family, members, &self.trained_by_name(family), split, count, seed)
+            }
             _ => require(|| "members".to_owned(), false, "must be there for members to be drawn").map(|()| vec![]),
         };
         drawn.map_err(|(key, problem)| ConfigError::at_key(&self.path, &self.text, key, problem))
+    }
+
+    /// What drawn members of the same structure as those that have a name and are trained on would be called.
+    fn trained_by_name(&self, family: Family) -> Vec<String> {
+        let structure = |workload: &String| {
+            let config = toml::Table::try_from(self.workloads.get(workload)?).expect("it was read from a table");
+            Some(name(family, &config))
+        };
+        self.randomisation.workloads.iter().filter_map(structure).collect()
     }
 }
 
@@ -221,14 +233,16 @@ pub(super) fn check(family: Family, members: &Members) -> Result<(), (String, Pr
         require(path, structural, "is no structure: only keys such as depth, width or batch can be held out")?;
     }
     for split in [Split::Train, Split::HeldOut] {
-        draw_members(family, members, split, 1, 0)?;
+        draw_members(family, members, &[], split, 1, 0)?;
     }
     Ok(())
 }
 
+/// Draws members that are none of those called `others`.
 fn draw_members(
     family: Family,
     members: &Members,
+    others: &[String],
     split: Split,
     count: usize,
     seed: u64,
@@ -249,7 +263,7 @@ fn draw_members(
         let values: toml::Table = ranges.iter().map(|(&key, range)| (key.to_owned(), range.draw(&mut draw))).collect();
         let name = name(family, &values);
         let config = family.read(ReadMember(values)).map_err(|error| malformed(table, error))?;
-        if drawn.iter().any(|(other, _)| *other == name) {
+        if others.contains(&name) || drawn.iter().any(|(other, _)| *other == name) {
             continue;
         }
         match config.validate() {

@@ -135,6 +135,28 @@ fn more_members_than_ranges_hold_are_refused() {
 }
 
 #[test]
+fn no_member_is_drawn_that_has_the_structure_of_one_that_is_trained_on_by_its_name() {
+    let ranges = "layers = { uniform = [2, 6] }
+width = { choice = [64, 128, 192] }
+heads = { choice = [2, 4] }
+sequence = { choice = [64, 96, 128] }
+batch = { uniform = [4, 12] }";
+    assert!(GPT.contains(ranges));
+    // gpt-small has eight.
+    let few =
+        GPT.replacen(ranges, "layers = 4\nwidth = 128\nheads = 4\nsequence = 128\nbatch = { choice = [8, 9] }", 1);
+    let config = parse(&few).unwrap();
+    for seed in 0..10 {
+        let drawn = config.members(Split::Train, 1, seed).unwrap();
+        assert_eq!(drawn[0].0, "gpt-d4-w128-h4-s128-b9");
+    }
+    assert!(config.members(Split::Train, 2, 0).is_err());
+    let others =
+        parse(&few.replacen(r#"workloads = ["gpt-tiny", "gpt-small", "gpt-wide"]"#, "workloads = []", 1)).unwrap();
+    assert_eq!(others.members(Split::Train, 2, 0).unwrap().len(), 2);
+}
+
+#[test]
 fn an_unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
     let at = line("[workloads.gpt-tiny]") + 1;
     assert_eq!(

@@ -21,7 +21,7 @@ use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, Planner, PolicyFile, 
 use crate::chosen::Chosen;
 use crate::interrupt::watch_for_interrupt;
 use crate::learner_log::{describe, scalars};
-use crate::link::{LATENCY_NS, bandwidth, emulated};
+use crate::link::{bandwidth, emulated};
 use crate::loops::{LoopFlags, build};
 use crate::progress;
 use crate::provenance::provenance_of;
@@ -210,7 +210,7 @@ fn open(config: &FamilyConfig, arguments: &Arguments, link: Link) -> anyhow::Res
             budget_share: [shares.iter().copied().fold(f64::MAX, f64::min), shares.iter().copied().fold(0.0, f64::max)],
             link_bytes_per_s: [link.offload_bytes_per_s; 2],
             cost_noise: 0.0,
-            latency_ns: LATENCY_NS,
+            link,
             contention_ns_per_byte: [link.contention_ns_per_byte; 2],
             contention_each_ns: [link.contention_each_ns; 2],
             actions: config.evaluation.actions,

@@ -176,7 +176,7 @@ impl Maker {
         match self {
             Maker::Exact(limit) => decide_exactly(problem, *limit).map(|(decided, proof)| (decided, Some(proof))),
             Maker::TwoLevels(highs) => Ok((decide_at_two_levels(highs, problem)?, None)),
-            Maker::Policy(_, Some(limit)) => Ok((decide_by_search(problem, *limit)?, None)),
+            Maker::Policy(_, Some(limit)) => Ok((decide_by_search(problem, *limit, planner.limits.seed)?, None)),
             Maker::Policy(policy, None) => {
                 policy.warn_of_mismatch(&problem.trace.family, problem.actions);
                 Ok((policy.plan(problem, planner), None))

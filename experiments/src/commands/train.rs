@@ -147,7 +147,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let provenance = provenance_of(&config, material.devices(), arguments.flags.seed, started, quality);
     stage.learner.policy_file(&family, config.evaluation.actions, provenance)?.save(&arguments.out)?;
     println!(
-        "{}: {:.0} s, validation return {:+.3} (0 is the best heuristic)",
+        "{}: {:.0} s, validation return {:+.3} (0 is the best of five heuristics)",
         arguments.out.display(),
         started.elapsed().as_secs_f64(),
         best.validation_return,

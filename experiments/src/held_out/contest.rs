@@ -1,26 +1,21 @@
 //! One point: what policies and searches make of it, and the best plan that is known.
 
-use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
 use plimsoll_runtime::observation::Pressure;
-use plimsoll_runtime::planner::{self, BASELINE_SHARE, DECODES_SHARE, PORTFOLIO, PORTFOLIO_SHARE};
+use plimsoll_runtime::planner::{self, LEARNED};
 use plimsoll_runtime::search::{Limits, search};
-use plimsoll_runtime::{Choice, Decided, LearnedPolicy, Plan, Planned, Planner, Policy, Problem, plan};
+use plimsoll_runtime::{Choice, Decided, Plan, Planned, Planner, Policy, Problem, plan};
 use serde::{Deserialize, Serialize};
 
 use super::points::{Field, Point};
-use super::processor::timed;
+use super::processor::{thread_time, timed};
 use crate::chosen::Chosen;
 use crate::highs::Highs;
 use crate::two_level::{TWO_LEVEL, decide_at_two_levels};
-
-/// Evaluations by which the pace of a search is found: as many as make its first steps, which are faster or slower than the
-/// rest, a small part of them.
-const PACE_EVALUATIONS: u64 = 4000;
 
 /// The search for the best plan.
 const LONG_SEARCH: &str = "long search";
@@ -90,20 +85,14 @@ impl Policy for Unasked {
 pub struct Contest<'a> {
     /// The policies; the first is the one in question.
     pub contestants: &'a [Contestant],
-    /// Further decodes beside the greedy one.
-    pub decodes: u64,
-    /// Time of the whole planner, decodes included.
-    pub planner_time: Duration,
-    /// Evaluations of every search but that for the reference, in place of a time.
-    pub search_plans: Option<u64>,
+    /// The planner. It has one thread here, and the time of that one's processor.
+    pub planner: Planner<'static>,
     /// What solves the programs of torchtitan's planner, where that is asked, too.
     pub highs: Option<Highs>,
     /// Time of the search for the reference.
     pub reference_time: Duration,
     /// References of earlier calls.
     pub known: Known,
-    /// Seed of searches.
-    pub seed: u64,
 }
 
 /// What a way of planning came to.
@@ -233,28 +222,21 @@ impl Contest<'_> {
         let problem = field.point.instance.problem();
         let best_baseline = field.best();
         let seed: Vec<Plan> = best_baseline.iter().map(|(_, planned, _)| planned.plan.clone()).collect();
-        let pace = LazyCell::new(|| Pace::of(problem, &seed, None));
-        let searched = |starts: &[Plan]| search_for(problem, starts, self.limits(|| &pace, self.planner_time));
+        let planner = self.planner();
+        let searched = |starts: &[Plan]| search_for(problem, starts, planner.limits_for(problem));
+        let decoding = Planner::decoding(planner.decodes, planner.limits.seed);
         let mut plans: Vec<Made> = Vec::new();
         for contestant in self.contestants {
             let by = contestant.policy.decides();
             let decoded_by = |policy: &mut dyn Policy| Decided { planned: plan(problem, policy), by };
-            let alone =
-                Made::of(way_of(&contestant.name, ALONE), timed(|| decoded_by(contestant.policy.policy().as_mut())));
-            // Its search has a guide and several starts: other moves, which take other times.
-            let starts: Vec<Plan> = [&alone.planned.plan].into_iter().chain(&seed).cloned().collect();
-            let pace = LazyCell::new(|| Pace::of(problem, &starts, contestant.policy.learned().as_ref()));
-            let in_time = self.in_time(contestant, field, &alone);
-            let planner = self.planner(&in_time, |time| self.limits(|| &pace, time));
-            plans.push(alone);
+            let alone = || decoded_by(contestant.policy.policy().as_mut());
+            plans.push(Made::of(way_of(&contestant.name, ALONE), timed(alone)));
             if let Chosen::Learned { .. } = contestant.policy {
                 let unasked = || decoded_by(&mut Unasked(contestant.policy.policy()));
                 plans.push(Made::of(way_of(&contestant.name, UNASKED), timed(unasked)));
-                let decoding = Planner::decoding(self.decodes, self.seed);
-                plans.push(Made::of(
-                    way_of(&contestant.name, DECODES),
-                    timed(|| contestant.plan_with(problem, &decoding)),
-                ));
+                let decodes = timed(|| contestant.plan_with(problem, &decoding));
+                // Where no decode holds the budget, baselines stand in.
+                plans.extend((decodes.0.by == LEARNED).then(|| Made::of(way_of(&contestant.name, DECODES), decodes)));
             }
             plans.push(Made::of(way_of(&contestant.name, PLANNER), timed(|| contestant.plan_with(problem, &planner))));
         }
@@ -269,50 +251,13 @@ impl Contest<'_> {
         }
         let Some(mut report) = describe(field, &plans) else { return Ok(None) };
         let starts: Vec<Plan> = plans.into_iter().map(|made| made.planned.plan).collect();
-        self.refine(&mut report, || search_for(problem, &starts, pace.limits(self.reference_time, self.seed)).planned);
+        let limits = Limits { evaluations: u64::MAX, time: Some(self.reference_time), ..planner.limits };
+        self.refine(&mut report, || search_for(problem, &starts, limits).planned);
         Ok(Some(report))
     }
 
-    /// What the planner would come to under a limit of wall time on one idle core, where `alone` is the greedy decode.
-    fn in_time(&self, contestant: &Contestant, field: &Field, alone: &Made) -> InTime {
-        let until = |share| self.planner_time.mul_f64(share);
-        // A baseline has one plan.
-        let decodes_max = if let Chosen::Learned { .. } = contestant.policy { self.decodes } else { 0 };
-        let (decode, mut spent, mut decodes, mut asked) = (alone.time, alone.time, 0, Vec::new());
-        while decodes < decodes_max && spent < until(DECODES_SHARE) && spent + decode <= until(PORTFOLIO_SHARE) {
-            spent += decode;
-            decodes += 1;
-        }
-        for name in PORTFOLIO {
-            if spent >= until(PORTFOLIO_SHARE) {
-                break;
-            }
-            let time = field.time_of(name).expect("every name in a portfolio is a baseline's");
-            let is_given_up = time > until(BASELINE_SHARE) && alone.planned.fits();
-            spent += if is_given_up { until(BASELINE_SHARE) } else { time };
-            asked.extend((!is_given_up).then_some(name));
-        }
-        InTime { decodes_max, decodes, asked, left: self.planner_time.saturating_sub(spent) }
-    }
-
-    /// The planner that does what there is time for.
-    fn planner<'t>(&self, in_time: &'t InTime, limits: impl Fn(Duration) -> Limits) -> Planner<'t> {
-        let &InTime { decodes_max, decodes, ref asked, left } = in_time;
-        if self.search_plans.is_some() {
-            Planner { decodes: decodes_max, limits: limits(Duration::ZERO), ..Planner::default() }
-        } else if self.planner_time.is_zero() {
-            Planner::decoding(decodes_max, self.seed)
-        } else {
-            Planner { decodes, portfolio: asked, limits: limits(left), threads: 1 }
-        }
-    }
-
-    /// What a search may take. Its pace is asked for only where time limits it, not a number of plans.
-    fn limits<'p>(&self, pace: impl FnOnce() -> &'p Pace, time: Duration) -> Limits {
-        match self.search_plans {
-            Some(plans) => Limits { seed: self.seed, ..Limits::evaluations(plans) },
-            None => pace().limits(time, self.seed),
-        }
+    fn planner(&self) -> Planner<'static> {
+        Planner { limits: Limits { clock: thread_time, ..self.planner.limits }, threads: 1, ..self.planner }
     }
 
     /// Looks for a better reference, unless an earlier call did.
@@ -329,35 +274,6 @@ impl Contest<'_> {
         if better.makespan_ns < report.reference.makespan_ns {
             report.reference = better;
         }
-    }
-}
-
-/// What a planner has time for.
-struct InTime {
-    /// Decodes beside the greedy one that are wanted, and those that would be begun.
-    decodes_max: u64,
-    decodes: u64,
-    /// Baselines that would be done.
-    asked: Vec<&'static str>,
-    /// What is left for the search.
-    left: Duration,
-}
-
-/// How fast searches are at a point.
-struct Pace {
-    evaluations_per_s: f64,
-}
-
-impl Pace {
-    fn of(problem: Problem<'_>, starts: &[Plan], guide: Option<&LearnedPolicy>) -> Self {
-        let limits = Limits::evaluations(PACE_EVALUATIONS);
-        let (found, time) = timed(|| search(problem, starts, limits, guide, &mut |_| ControlFlow::Continue(())));
-        Pace { evaluations_per_s: found.evaluations as f64 / time.as_secs_f64().max(1e-9) }
-    }
-
-    /// As many evaluations as take `time`.
-    fn limits(&self, time: Duration, seed: u64) -> Limits {
-        Limits { seed, ..Limits::evaluations((self.evaluations_per_s * time.as_secs_f64()) as u64) }
     }
 }
 

@@ -135,11 +135,6 @@ impl Field {
         let best = fitting.min_by_key(|(_, planned, _)| planned.prediction.makespan_ns);
         best.map(|(name, planned, time)| (*name, planned, *time))
     }
-
-    /// The processor time that the baseline `name` took.
-    pub fn time_of(&self, name: &str) -> Option<Duration> {
-        self.plans.iter().find(|(other, ..)| *other == name).map(|(.., time)| *time)
-    }
 }
 
 /// At most `most` of `all`, spread evenly. Points come in cycles, over budgets and links: where just every n-th were taken, which

@@ -9,7 +9,8 @@ pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     (result, thread_time().saturating_sub(before))
 }
 
-fn thread_time() -> Duration {
+/// How much processor time this thread has had.
+pub fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes the time to a place that lives long enough.
     let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };

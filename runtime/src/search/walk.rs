@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::slice;
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::Duration;
 
 use super::alike::{Alike, evict_alike};
 use super::cost::{Judge, NoisyPrice, useful_windows, weighty_windows};
@@ -61,7 +61,8 @@ pub(super) struct Walk<'a> {
     is_beside: bool,
     limits: Limits,
     guide: Option<LearnedPolicy>,
-    started: Instant,
+    /// When it was, by the clock of the limits.
+    started: Duration,
     judge: Judge<'a>,
     random: SplitMix64,
     useful: Vec<WindowId>,
@@ -111,7 +112,8 @@ pub(super) struct Course<'a> {
     pub(super) starts: &'a [Plan],
     pub(super) limits: Limits,
     pub(super) guide: Option<&'a LearnedPolicy>,
-    pub(super) started: Instant,
+    /// When it begins, by the clock of the limits.
+    pub(super) started: Duration,
 }
 
 impl<'a> Walk<'a> {
@@ -197,7 +199,7 @@ impl<'a> Walk<'a> {
             plan: plan.clone(),
             prediction,
             evaluations: self.judge.evaluations,
-            elapsed: self.started.elapsed(),
+            elapsed: self.limits.elapsed(self.started),
             curve: self.curve,
         }
     }
@@ -238,7 +240,7 @@ impl<'a> Walk<'a> {
     }
 
     fn progress(&self) -> Improvement {
-        let (evaluations, elapsed) = (self.judge.evaluations, self.started.elapsed());
+        let (evaluations, elapsed) = (self.judge.evaluations, self.limits.elapsed(self.started));
         Improvement { evaluations, elapsed, prediction: self.judge.best().1 }
     }
 

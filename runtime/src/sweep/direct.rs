@@ -241,14 +241,11 @@ struct Compared {
 }
 
 fn compare(sweep: &Sweep<'_>, compared: &mut Compared, seed: u64) {
-    // Where a sweep stands follows from what was decided, not from how it came there. Only of the bytes that something
-    // would have to wait for, a plan that changed keeps a bound.
+    // Where a sweep stands follows from what was decided, not from how it came there.
     let mut fresh = Sweep::new(sweep.problem, Plan::keep_all(sweep.problem.lineage.windows().len()));
     fresh.return_to(&sweep.mark());
-    let stands = |sweep: &Sweep<'_>| {
-        let place = |(operator, Pressed { wait, actions, .. })| (operator, wait, actions, sweep.candidates.clone());
-        sweep.pressed.map(place)
-    };
+    let stands =
+        |sweep: &Sweep<'_>| sweep.pressed.map(|(operator, pressed)| (operator, pressed, sweep.candidates.clone()));
     assert_eq!(stands(&fresh), stands(sweep), "seed {seed}");
     let Some(pressure) = sweep.pressure() else { return };
     let (operator, pressed) = sweep.pressed.expect("there is a pressure point");

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use plimsoll_env::config::{FamilyConfig, Split};
 use plimsoll_env::units::Bandwidth;
 use plimsoll_runtime::file::require_writable;
-use plimsoll_runtime::{Link, Trace, planner};
+use plimsoll_runtime::{Link, Trace};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -117,19 +117,16 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct PlannerLine {
     decodes: u64,
-    search_ms: u64,
+    /// None where it has the time by the size of each trace.
+    search_ms: Option<u64>,
     search_plans: Option<u64>,
     seed: u64,
 }
 
 impl PlannerLine {
-    fn of(contest: &Contest<'_>) -> Self {
-        PlannerLine {
-            decodes: contest.decodes,
-            search_ms: contest.planner_time.as_millis() as u64,
-            search_plans: contest.search_plans,
-            seed: contest.seed,
-        }
+    fn of(flags: &PlannerFlags) -> Self {
+        let &PlannerFlags { decodes, search_ms, search_plans, search_seed: seed, .. } = flags;
+        PlannerLine { decodes, search_ms, search_plans, seed }
     }
 }
 
@@ -152,6 +149,7 @@ struct ThisMachine {
 /// What is read of an earlier report.
 #[derive(Deserialize)]
 struct Earlier {
+    hardware: String,
     points: Vec<PointReport>,
 }
 
@@ -166,18 +164,15 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     }
     let contest = Contest {
         contestants: &contestants,
-        decodes: request.planner.decodes,
-        planner_time: request.planner.search_ms.map_or(planner::TIME, Duration::from_millis),
-        search_plans: request.planner.search_plans,
+        planner: request.planner.planner(),
         highs: flags.auto_perf_maxing.then(Highs::find).transpose()?,
         reference_time: Duration::try_from_secs_f64(flags.reference_seconds).context("--reference-seconds")?,
-        known: known(&flags.known)?,
-        seed: request.planner.search_seed,
+        known: known(&flags.known, &flags.hardware)?,
     };
     let machine = Machine::find(&flags.hardware, Some(&request.config.path))?;
     let traces = traces(&mut request, &machine, flags)?;
     let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
-    let (points, skipped) = threads.install(|| compare(&contest, &traces, machine.latency_ns(), flags))?;
+    let (points, skipped) = threads.install(|| compare(&contest, &traces, &machine, flags))?;
     if points.is_empty() {
         bail!("no point says anything: {skipped}");
     }
@@ -191,7 +186,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
             elapsed_seconds: started.elapsed().as_secs_f64(),
             policies: contestants.iter().map(PolicyLine::of).collect(),
             hardware: &flags.hardware,
-            planner: PlannerLine::of(&contest),
+            planner: PlannerLine::of(request.planner),
             reference_seconds: flags.reference_seconds,
             skipped,
             summary: &summary,
@@ -244,11 +239,13 @@ fn sign(path: &str, contestant: &Contestant, summary: &[Summary]) -> anyhow::Res
     Ok(())
 }
 
-fn known(reports: &[PathBuf]) -> anyhow::Result<Known> {
+fn known(reports: &[PathBuf], hardware: &str) -> anyhow::Result<Known> {
     let mut points = Vec::new();
     for path in reports {
         let name = || path.display().to_string();
         let report: Earlier = serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)?;
+        let theirs = report.hardware;
+        ensure!(theirs == hardware, "--known {}: its times are those of {theirs}, not of {hardware}", path.display());
         points.extend(report.points);
     }
     Ok(Known::of(&points))
@@ -280,13 +277,12 @@ fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) ->
 fn compare(
     contest: &Contest<'_>,
     traces: &[Arc<Trace>],
-    latency_ns: u64,
+    machine: &Machine,
     flags: &HeldOutFlags,
 ) -> anyhow::Result<(Vec<PointReport>, Skipped)> {
     let learned: Vec<&Chosen> = contest.contestants.iter().map(|contestant| &contestant.policy).collect();
     let spinner = progress::spinner("choosing points");
-    let links: Vec<Link> =
-        flags.links.iter().map(|link| Link::symmetric(link.bytes_per_second(), latency_ns)).collect();
+    let links: Vec<Link> = flags.links.iter().map(|link| machine.link_of(link.bytes_per_second())).collect();
     let (points, mut skipped) = grid(traces, &links, flags.recompute_only, &learned);
     spinner.finish_and_clear();
     let bar = progress::bar(points.len() as u64, "baselines");

@@ -200,7 +200,7 @@ fn domain(config: &FamilyConfig, machine: &Machine, range: &MachineRange, traces
         budget_share: randomisation.budget_share,
         link_bytes_per_s: range.link.map(Bandwidth::bytes_per_second),
         cost_noise: randomisation.cost_noise,
-        latency_ns: machine.latency_ns(),
+        link: machine.link_of(range.link[0].bytes_per_second()),
         contention_ns_per_byte: range.contention_ns_per_byte,
         contention_each_ns: range.contention_each_ns,
         actions: config.evaluation.actions,

@@ -54,7 +54,7 @@ impl Library {
         let budget_bytes = self.budget.0.saturating_sub(shelf.margin_bytes);
         let (trace, lineage) = (&*known.trace, &*known.lineage);
         let windows = lineage.windows().len();
-        let in_haste = Limits { wall: Some(TIME.max(time_for(windows) / HASTES)), ..HASTY.limits };
+        let in_haste = Limits { time: Some(TIME.max(time_for(windows) / HASTES)), ..HASTY.limits };
         let planner = if shelf.is_hasty { &Planner { limits: in_haste, ..HASTY } } else { &self.planner };
         let problem = self.problem(trace, lineage, budget_bytes);
         let keep_all = || (Plan::keep_all(windows), KEEP_ALL);
