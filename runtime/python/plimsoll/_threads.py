@@ -42,9 +42,13 @@ def _calls_standing_by(register):
         if not callable(callback):
             return register(future, callback)
 
+        here = threading.get_ident()
+
         @functools.wraps(callback, updated=())
         def stand_by_and_call(done):
-            stand_by()
+            # This thread calls it where all is done already.
+            if threading.get_ident() != here:
+                stand_by()
             return callback(done)
 
         return register(future, stand_by_and_call)

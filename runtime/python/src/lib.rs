@@ -255,9 +255,15 @@ fn stand_by() {
     torch::stand_by();
 }
 
+/// The current stream of this thread is used outside of iterations, too: see `plimsoll/_streams.py`.
+#[pyfunction]
+fn note_stream() -> PyResult<()> {
+    torch::note_stream().map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
 /// What `plimsoll/__init__.py` gives to Python.
 #[pymodule]
 mod _plimsoll {
     #[pymodule_export]
-    use super::{Guard, Loop, Runtime, stand_by};
+    use super::{Guard, Loop, Runtime, note_stream, stand_by};
 }

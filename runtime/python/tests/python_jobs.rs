@@ -539,6 +539,29 @@ fn a_job_of_several_streams_keeps_every_bit() {
 }
 
 #[test]
+fn streams_are_waited_for_that_are_current_where_nobody_listens() {
+    let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
+    let run = |flags: &str| ground.start("side_streams.py", &format!("--device cuda {flags}"), &[]).end().unwrap();
+    let (untouched, within) = (run(""), run("--budget 1.2MB"));
+    assert_found(&within, &untouched);
+    assert_planned(&within["report"]);
+    assert!(within["report"]["offloaded_bytes"].as_u64() > Some(0), "{}", within["report"]);
+}
+
+#[test]
+fn operators_that_are_one_kernel_on_a_gpu_alone_find_what_they_use() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let run =
+            |flags: &str| ground.start("one_kernel.py", &format!("--device {device} {flags}"), &[]).end().unwrap();
+        let untouched = run("");
+        for budget in ["--budget 4MB", "--budget 3MB", "--budget 3MB --recompute-alone"] {
+            assert_found(&run(budget), &untouched);
+        }
+    }
+}
+
+#[test]
 fn what_a_job_saves_within_an_iteration_is_what_it_has_learned() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {

@@ -144,8 +144,11 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   bool is_alias = kUndeclaredViews.count(bare) > 0;
   for (const auto& result : schema.returns()) is_alias |= result.alias_info() && !result.alias_info()->isWrite();
   std::string overload = text.substr(space.size() + 2);
-  bool is_composite = !runs_as_one(overload) && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-                      !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  // Some have a kernel of their own on a GPU alone.
+  bool has_kernel = handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+                    (counts_accelerator() && handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA));
+  bool is_composite = !runs_as_one(overload) && !has_kernel &&
+                      handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   is_view = is_alias && !writes && !is_composite;
   is_transparent = is_composite || is_view;
   keeps_addresses = is_transparent && plimsoll::keeps_addresses(overload);

@@ -301,18 +301,30 @@ struct GeneratorRewound {
     generator = generator_and_state[0].toGenerator();
     Uncounted uncounted;
     std::lock_guard<std::mutex> lock(generator->mutex());
-    now = generator->get_state();
-    generator->set_state(generator_and_state[1].toTensor());
+    if (generator->device().is_cpu()) {
+      now = generator->get_state();
+      generator->set_state(generator_and_state[1].toTensor());
+    } else {
+      // To set it anew would have cuDNN make the masks of a recurrent network's dropout anew, too.
+      kept = generator->graphsafe_get_state();
+      generator->graphsafe_set_state(as_it_was(generator_and_state));
+    }
   }
   ~GeneratorRewound() {
     if (!generator) return;
     Uncounted uncounted;
     std::lock_guard<std::mutex> lock(generator->mutex());
-    generator->set_state(now);
+    if (kept) {
+      generator->graphsafe_set_state(*kept);
+    } else {
+      generator->set_state(now);
+    }
   }
   std::unique_lock<std::mutex> draws_guard;
   std::optional<at::Generator> generator;
+  // What the generator is to go back to: its state, or what keeps that.
   at::Tensor now;
+  std::optional<at::Generator> kept;
 };
 
 }  // namespace

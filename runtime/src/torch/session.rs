@@ -294,6 +294,14 @@ pub fn stand_by() {
     shim::stand_by();
 }
 
+/// The stream of a GPU that this thread uses now is one that bytes must not leave or come back beside, though what it is given is
+/// outside of iterations, where nobody listens.
+///
+/// The streams of an iteration's operators are found by themselves. In Python so is any that becomes the current one.
+pub fn note_stream() -> Result<(), SessionError> {
+    Ok(shim::note_stream()?)
+}
+
 /// The child has none of the other threads, which may hold a lock now.
 extern "C" fn before_fork() {
     ACTIVE_IN_FORK.set(Some(lock(&ACTIVE)));

@@ -136,6 +136,9 @@ int32_t plimsoll_set_device_share(double share) {
 int32_t plimsoll_empty_device_cache(void) {
   return guarded([&] { empty_accelerator_cache(); });
 }
+int32_t plimsoll_note_stream(void) {
+  return guarded([&] { note_stream(); });
+}
 int32_t plimsoll_join_streams(void) {
   return guarded([&] { join_streams(); });
 }

@@ -83,6 +83,8 @@ void plimsoll_reset_device_peak(void) noexcept;
 // Share of the device's memory that its caching allocator may take.
 int32_t plimsoll_set_device_share(double share);
 int32_t plimsoll_empty_device_cache(void);
+// The current stream of this thread is used, or about to be, by operators that nobody may listen to.
+int32_t plimsoll_note_stream(void);
 // What any stream that operators use, and the current one, is given from now on comes after all that each of them has been given.
 int32_t plimsoll_join_streams(void);
 // What a device is timed at from now on that works through its operators later, by its own clock.

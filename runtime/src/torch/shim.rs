@@ -236,6 +236,7 @@ unsafe extern "C" {
     fn plimsoll_reset_device_peak();
     fn plimsoll_set_device_share(share: f64) -> i32;
     fn plimsoll_empty_device_cache() -> i32;
+    fn plimsoll_note_stream() -> i32;
     fn plimsoll_join_streams() -> i32;
     fn plimsoll_time_on_device(timing: i32);
     fn plimsoll_device_interrupted();
@@ -367,6 +368,12 @@ pub(crate) fn set_device_share(share: f64) -> Result<(), ShimError> {
 pub(crate) fn empty_device_cache() -> Result<(), ShimError> {
     // SAFETY: the allocator gives back what nobody uses.
     checked(unsafe { plimsoll_empty_device_cache() })
+}
+
+/// The current stream of this thread is used, or about to be, by operators that nobody may listen to.
+pub(crate) fn note_stream() -> Result<(), ShimError> {
+    // SAFETY: at most has the stream wait for others.
+    checked(unsafe { plimsoll_note_stream() })
 }
 
 /// What a program gives any of its streams from now on comes after all that it has given each of them so far. For a program of one

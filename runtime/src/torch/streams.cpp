@@ -120,6 +120,7 @@ void note_stream_of_bytes(void* stream) {
 void* noted_stream() { return noted.handle; }
 
 void join_streams() {
+  note_stream();
   if (streams().are_several()) streams().join(current_stream());
 }
 
@@ -128,6 +129,7 @@ void use_in_stream(const at::DataPtr& bytes, void* stream) {
 }
 
 InStream::InStream(void* stream) {
+  note_stream();
   if (streams().are_several()) guard_.emplace(streams().of(stream));
 }
 
