@@ -23,6 +23,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What a part is given beyond its time to write what it has found.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// The least share of the time that a step has which others run beside: they slow it down, and wait for none of it.
+const BESIDE_SHARE_MIN: f64 = 0.3;
 /// Of what a part complains of, so much is kept.
 const COMPLAINTS_BYTES_MAX: usize = 8 << 10;
 
@@ -149,8 +151,9 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<()> {
         write_json(&path, &*report)
     };
     let steps = schedule(arguments.device, &arguments.part);
-    let (alone, beside): (Vec<Step>, Vec<Step>) =
+    let (alone, mut beside): (Vec<Step>, Vec<Step>) =
         steps.into_iter().partition(|step| at_once == 1 || step.part.is_timed());
+    beside.iter_mut().for_each(|step| step.share_max = step.share_max.max(BESIDE_SHARE_MIN));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(at_once).build()?;
     pool.install(|| beside.into_iter().par_bridge().try_for_each(run))?;
     alone.into_iter().try_for_each(run)?;

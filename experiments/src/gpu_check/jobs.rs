@@ -184,10 +184,11 @@ pub fn run(request: &Request, member: &Member, kind: Kind, findings: &mut Findin
 
 /// What a job came to, or why it came to nothing.
 fn run_job(request: &Request, asked: &Value) -> anyhow::Result<Result<Job, Nothing>> {
-    let printed = match script::run_to_its_end(request, script::BUDGETED_JOB, &[asked.to_string()], &[])? {
-        Ok(printed) => printed,
-        Err(nothing) => return Ok(Err(nothing)),
-    };
+    let printed =
+        match script::run_to_its_end(request, script::BUDGETED_JOB, &[asked.to_string()], &[], request.deadline)? {
+            Ok(printed) => printed,
+            Err(nothing) => return Ok(Err(nothing)),
+        };
     Ok(match serde_json::from_value(printed)? {
         Printed::Done(job) => Ok(job),
         Printed::Failed { failure } => Err(Nothing::Failed(failure)),

@@ -3,6 +3,7 @@
 
 use std::net::TcpListener;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use plimsoll_env::device::DeviceName;
@@ -11,8 +12,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::script::{self, Nothing};
-use super::{CUT_SHORT, Findings, LEFT_OUT, Request};
+use super::{CUT_SHORT, Deadline, Findings, LEFT_OUT, Request};
 
+/// More than any of the jobs takes: one that hangs would keep others waiting that run alone.
+const JOB_TIME: Duration = Duration::from_secs(90);
 /// Cores for each of the jobs that run beside each other.
 const CORES: usize = 2;
 /// No budget: what a job takes is counted.
@@ -47,12 +50,14 @@ enum Left {
 type Job = (&'static str, &'static str, &'static str, Left);
 
 /// What may be cut short stands last. A process that is alone shards without a gather. The first of them on the CPU, too.
-const JOBS: [Job; 17] = [
+const JOBS: [Job; 19] = [
     ("lent.py", "", "", Left::Bytes(3_600_000)),
     ("python_job.py", "--compiled", "--policy dtr", Left::Percent(70)),
     ("bystanders.py", "--iterations 20", "", Left::Bytes(2_700_000)),
     ("bystanders.py", "--iterations 20", "--detect", Left::Bytes(2_700_000)),
     ("gathers.py", "", "", Left::Bytes(170_000)),
+    ("one_kernel.py", "", "", Left::Bytes(3_000_000)),
+    ("side_streams.py", "", "", Left::Bytes(1_200_000)),
     ("python_job.py", "--shared sharded --backend nccl --iterations 16", "", Left::Percent(75)),
     ("deep_copies.py", "", "", Left::Bytes(1_000_000)),
     ("python_job.py", "--iterations 16", "", Left::Percent(70)),
@@ -214,7 +219,12 @@ fn run_job(request: &Request, program: &str, flags: &str) -> anyhow::Result<Resu
     let arguments = ["--device", &device].into_iter().chain(flags.split_whitespace()).map(str::to_owned);
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
     let environment = [&ENVIRONMENT[..], &[("MASTER_PORT", &port)]].concat();
-    script::run_to_its_end(request, program, &arguments.collect::<Vec<_>>(), &environment)
+    let until = Deadline::after(request.deadline.left().min(JOB_TIME));
+    let ended = script::run_to_its_end(request, program, &arguments.collect::<Vec<_>>(), &environment, until)?;
+    Ok(ended.map_err(|nothing| match nothing {
+        Nothing::CutShort if !request.deadline.is_over() => Nothing::Failed(format!("no end within {JOB_TIME:?}")),
+        nothing => nothing,
+    }))
 }
 
 #[cfg(test)]
