@@ -80,10 +80,17 @@ impl CudaDriver {
         let _ = self.call("cuEventDestroy", || unsafe { event::destroy(raw_event(event)) });
     }
 
-    /// Makes a call in our context.
+    /// Makes a call in our context. A thread that was in another, as one that works for another device, is there again afterwards.
     fn call<T>(&self, call: &'static str, make: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DeviceCallError> {
-        let made = self.context.bind_to_thread().and_then(|()| make());
-        made.map_err(|error| DeviceCallError { call, message: format!("{error:?}") })
+        let in_ours = || {
+            let before = result::ctx::get_current()?.filter(|&context| context != self.context.cu_ctx());
+            self.context.bind_to_thread()?;
+            let made = make();
+            // SAFETY: it was current just now.
+            before.map_or(Ok(()), |context| unsafe { result::ctx::set_current(context) })?;
+            made
+        };
+        in_ours().map_err(|error| DeviceCallError { call, message: format!("{error:?}") })
     }
 }
 

@@ -14,26 +14,42 @@ namespace {
 // Pieces of memory by their addresses.
 class Ranges {
  public:
-  void add(const void* start, size_t bytes) { ranges_[reinterpret_cast<uintptr_t>(start)] = bytes; }
+  void add(const void* start, size_t bytes) { ranges_[reinterpret_cast<uintptr_t>(start)] = {bytes, current_device()}; }
   size_t remove(const void* start) {
     auto found = ranges_.find(reinterpret_cast<uintptr_t>(start));
     if (found == ranges_.end()) refuse("memory is given back that was not taken");
-    size_t bytes = found->second;
+    size_t bytes = found->second.bytes;
     ranges_.erase(found);
     return bytes;
   }
   // Bytes from `at` to the end of its range; none outside of all.
   size_t behind(const void* at) const {
     auto address = reinterpret_cast<uintptr_t>(at);
-    auto after = ranges_.upper_bound(address);
-    if (after == ranges_.begin()) return 0;
-    --after;
-    return address < after->first + after->second ? after->first + after->second - address : 0;
+    auto found = before(address);
+    return found == ranges_.end() ? 0 : found->first + found->second.bytes - address;
+  }
+  // The device that a range belongs to; none outside of all.
+  int device_of(const void* at) const {
+    auto found = before(reinterpret_cast<uintptr_t>(at));
+    return found == ranges_.end() ? -1 : found->second.device;
   }
 
  private:
-  std::map<uintptr_t, size_t> ranges_;
+  struct Range {
+    size_t bytes;
+    int device;
+  };
+  using Found = std::map<uintptr_t, Range>::const_iterator;
+  Found before(uintptr_t address) const {
+    auto after = ranges_.upper_bound(address);
+    if (after == ranges_.begin()) return ranges_.end();
+    --after;
+    return address < after->first + after->second.bytes ? after : ranges_.end();
+  }
+  std::map<uintptr_t, Range> ranges_;
 };
+
+thread_local int current = 0;
 
 struct Memory {
   std::recursive_mutex mutex;
@@ -73,6 +89,24 @@ void load_kernels() {
 }
 
 }  // namespace
+
+int devices() {
+  static int count = static_cast<int>(setting("STAND_IN_DEVICES", 1));
+  return count;
+}
+
+int current_device() { return current; }
+
+bool set_current_device(int ordinal) {
+  if (ordinal < 0 || ordinal >= devices()) return false;
+  current = ordinal;
+  return true;
+}
+
+int device_of(const void* start) {
+  Guard guard(memory().mutex);
+  return memory().ranges.device_of(start);
+}
 
 void* allocate(size_t bytes) {
   load_kernels();

@@ -7,7 +7,7 @@
 // - Paced (paced.cpp, paper.cpp): nothing is computed and nothing copied, but all takes the time that a GPU would take for it
 //   by its data sheet. Models of any size run there, with memory that nobody touches.
 //
-// The environment says how it is: STAND_IN_BYTES, its memory; STAND_IN_REPORT, a file that is written when the process ends. Of
+// The environment says how it is: STAND_IN_DEVICES, how many there are; STAND_IN_BYTES, the memory of all; STAND_IN_REPORT, a file that is written when the process ends. Of
 // a late one: STAND_IN_SEED, of the draws; STAND_IN_FORGETS_WAITS, a fault to be found out: 1 for the waits of the default
 // stream, 2 for those of the others. Of a paced one: STAND_IN_MACHINE, the GPU, a file of configs/hardware/.
 #pragma once
@@ -41,7 +41,14 @@ void reach(const Event* event);
 // From one mark to another, in ms; negative where the other was reached first, no number where one was not.
 float between_ms(const Event* from, const Event* to);
 
-// Bytes of the device; null where it has no more.
+// How many devices there are, which of them is this thread's current one, and which some bytes belong to.
+int devices();
+int current_device();
+// Whether there is such a one.
+bool set_current_device(int ordinal);
+int device_of(const void* start);
+
+// Bytes of the current device; null where there are no more.
 void* allocate(size_t bytes);
 void free(void* start);
 size_t free_bytes();

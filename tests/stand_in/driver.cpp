@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 
@@ -26,6 +27,9 @@ void* at(CUdeviceptr start) { return reinterpret_cast<void*>(start); }
 // Memory that is mapped later is a file of no name, and its handle the file's descriptor.
 int file_of(CUmemGenericAllocationHandle handle) { return static_cast<int>(handle); }
 
+CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1); }
+int device_of(CUcontext context) { return static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1; }
+
 CUresult mapped(void* result) { return result == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
 
 }  // namespace
@@ -34,10 +38,10 @@ extern "C" {
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 CUresult cuDriverGetVersion(int* version) { return gives(version, CUDA_VERSION); }
-CUresult cuDeviceGetCount(int* count) { return gives(count, 1); }
+CUresult cuDeviceGetCount(int* count) { return gives(count, stand_in::devices()); }
 CUresult cuDeviceGet(CUdevice* found, int ordinal) {
   *found = ordinal;
-  return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  return ordinal >= 0 && ordinal < stand_in::devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 CUresult cuDeviceGetName(char* text, int size, CUdevice) {
   std::snprintf(text, size, "%s", stand_in::device_name().c_str());
@@ -45,14 +49,17 @@ CUresult cuDeviceGetName(char* text, int size, CUdevice) {
 }
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) { return gives(bytes, stand_in::total_bytes()); }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) { return gives(value, 0); }
-CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) { return gives(context, CUcontext{}); }
+// A device's only context is called by its number, from one.
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) { return gives(context, context_of(device)); }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) { return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
   *flags = 0;
   return gives(active, 1);
 }
-CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
-CUresult cuCtxGetCurrent(CUcontext* context) { return gives(context, CUcontext{}); }
+CUresult cuCtxSetCurrent(CUcontext context) {
+  return stand_in::set_current_device(device_of(context)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) { return gives(context, context_of(stand_in::current_device())); }
 CUresult cuGetErrorName(CUresult, const char** text) { return gives(text, "an error of the stand-in device"); }
 CUresult cuGetErrorString(CUresult, const char** text) { return gives(text, "an error of the stand-in device"); }
 CUresult cuPointerGetAttribute(void* value, CUpointer_attribute, CUdeviceptr) {

@@ -65,7 +65,7 @@ auto& replacement = *new Replacement();  // for as long as the process lives
 
 }  // namespace
 
-c10::Device there() { return {c10::kCUDA, 0}; }
+c10::Device there() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice(); }
 
 Stream* current_stream() {
   return static_cast<Stream*>(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(there()).native_handle());

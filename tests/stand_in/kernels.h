@@ -14,7 +14,7 @@ namespace stand_in {
 
 struct Stream;
 
-// The device, as libtorch has it, and its current stream.
+// This thread's current device, as libtorch has it, and its current stream.
 c10::Device there();
 Stream* current_stream();
 

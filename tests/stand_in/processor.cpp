@@ -4,6 +4,7 @@
 #include "order.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <cstring>
 
@@ -35,7 +36,22 @@ bool can_run(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(DispatchKey::CUDA) && op.hasComputedKernelForDispatchKey(DispatchKey::CPU);
 }
 
+// Of an operator's arguments: libtorch's own kernels make that the current device.
+std::optional<c10::Device> device_of(c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<c10::Device> found;
+  for (c10::IValue argument : arguments) {
+    auto see = [&](const at::Tensor& tensor) {
+      if (!found && tensor.defined() && tensor.is_cuda()) found = tensor.device();
+      return tensor;
+    };
+    change_tensors(argument, see);
+    if (!found && argument.isDevice() && argument.toDevice().is_cuda() && argument.toDevice().has_index()) found = argument.toDevice();
+  }
+  return found;
+}
+
 void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::OptionalDeviceGuard guard(device_of(torch::jit::last(*stack, op.schema().arguments().size())));
   finish_current_stream();
   Twins twins;
   std::optional<at::Generator> generator;
@@ -73,6 +89,7 @@ namespace {
 // From the first byte of a tensor to the last.
 void touch(const at::Tensor& tensor, bool writes, const char* what) {
   if (tensor.numel() == 0) return;
+  if (device_of(tensor.const_data_ptr()) != tensor.device().index()) refuse("a tensor has bytes of another device");
   int64_t last = 0;
   for (int64_t dimension = 0; dimension < tensor.dim(); ++dimension) last += (tensor.size(dimension) - 1) * tensor.stride(dimension);
   order::touches(current_stream(), tensor.const_data_ptr(), static_cast<size_t>(last + 1) * tensor.itemsize(), writes, what);

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -43,9 +44,11 @@ std::unordered_map<const void*, std::string>& kernel_names() {
 extern "C" {
 
 // The device.
-cudaError_t cudaGetDeviceCount(int* count) { return gives(count, 1); }
-cudaError_t cudaGetDevice(int* ordinal) { return gives(ordinal, 0); }
-cudaError_t cudaSetDevice(int ordinal) { return ordinal == 0 ? cudaSuccess : fails(cudaErrorInvalidDevice); }
+cudaError_t cudaGetDeviceCount(int* count) { return gives(count, stand_in::devices()); }
+cudaError_t cudaGetDevice(int* ordinal) { return gives(ordinal, stand_in::current_device()); }
+cudaError_t cudaSetDevice(int ordinal) {
+  return stand_in::set_current_device(ordinal) ? cudaSuccess : fails(cudaErrorInvalidDevice);
+}
 cudaError_t cudaDriverGetVersion(int* version) { return gives(version, CUDART_VERSION); }
 cudaError_t cudaRuntimeGetVersion(int* version) { return gives(version, CUDART_VERSION); }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return gives(can, 0); }
@@ -128,6 +131,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* s
   found->type = stand_in::is_on_device(start)     ? cudaMemoryTypeDevice
                 : stand_in::is_page_locked(start) ? cudaMemoryTypeHost
                                                   : cudaMemoryTypeUnregistered;
+  found->device = std::max(stand_in::device_of(start), 0);
   found->devicePointer = found->hostPointer = const_cast<void*>(start);
   return cudaSuccess;
 }

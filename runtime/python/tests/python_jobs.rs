@@ -549,6 +549,23 @@ fn streams_are_waited_for_that_are_current_where_nobody_listens() {
 }
 
 #[test]
+fn of_two_devices_a_model_stands_on_one_is_bounded_and_the_other_is_not() {
+    let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
+    let run = |flags: &str| {
+        let flags = format!("--device cuda {flags}");
+        ground.start("two_devices.py", &flags, &[("STAND_IN_DEVICES", "2")]).end().unwrap()
+    };
+    let untouched = run("");
+    let [swapped, dropped] = ["--budget 1.65MB", "--budget 1.75MB --recompute-alone"].map(run);
+    for within in [&swapped, &dropped] {
+        assert_eq!(within["found"], untouched["found"]);
+        assert_planned(&within["report"]);
+    }
+    assert!(swapped["report"]["offloaded_bytes"].as_u64() > Some(0), "{}", swapped["report"]);
+    assert!(dropped["report"]["reruns"].as_u64() > Some(0), "{}", dropped["report"]);
+}
+
+#[test]
 fn operators_that_are_one_kernel_on_a_gpu_alone_find_what_they_use() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {

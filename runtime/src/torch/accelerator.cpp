@@ -9,6 +9,7 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/flat_hash_map.h>
 #include <dlfcn.h>
@@ -187,10 +188,11 @@ class AskingAllocator final : public caching::CUDAAllocator {
   std::string name() override { return native->name(); }
 
  private:
-  // Room under the line first. Where the device itself refuses, for its memory is in pieces or somebody else's, more is
+  // Room under the line first, unless another device is asked. Where the device itself refuses, for its memory is in pieces or somebody else's, more is
   // evicted than the line asks for, twice as much each time, until nothing is left.
   template <class Allocate>
   auto asked(size_t bytes, Allocate allocate) -> decltype(allocate()) {
+    if (C10_UNLIKELY(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice() != counted)) return allocate();
     try {
       ask_for_room(bytes);
       for (uint64_t more = bytes;; more = std::max(more, 2 * more)) {

@@ -129,8 +129,10 @@ void use_in_stream(const at::DataPtr& bytes, void* stream) {
 }
 
 InStream::InStream(void* stream) {
+  if (!counts_accelerator()) return;
   note_stream();
-  if (streams().are_several()) guard_.emplace(streams().of(stream));
+  device_.reset_device(counted_device());
+  if (streams().are_several()) stream_.emplace(streams().of(stream));
 }
 
 }  // namespace plimsoll

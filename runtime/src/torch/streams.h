@@ -6,6 +6,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
 #include <optional>
@@ -26,13 +27,14 @@ void use_in_stream(const at::DataPtr& bytes, void* stream);
 // The current stream of this thread.
 c10::Stream current_stream();
 
-// Makes a stream the current one for as long as this lives, where there are several.
+// Makes the counted device the current one for as long as this lives, and a stream of it, where there are several.
 class InStream {
  public:
   explicit InStream(void* stream);
 
  private:
-  std::optional<c10::StreamGuard> guard_;
+  c10::OptionalDeviceGuard device_;
+  std::optional<c10::StreamGuard> stream_;
 };
 
 }  // namespace plimsoll
