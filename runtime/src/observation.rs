@@ -110,12 +110,12 @@ pub struct Candidate {
 
 impl Candidate {
     /// Time that swapping it is estimated to add to the makespan.
-    pub fn swap_ns(&self) -> u64 {
+    pub(crate) fn swap_ns(&self) -> u64 {
         self.swap_exposed_ns + self.contention_ns
     }
 
     /// Time that its cheapest legal eviction is estimated to add to the makespan.
-    pub fn price_ns(&self) -> u64 {
+    pub(crate) fn price_ns(&self) -> u64 {
         let swap = if self.can_swap { self.swap_ns() } else { u64::MAX };
         let recompute = if self.can_recompute { self.recompute_ns } else { u64::MAX };
         swap.min(recompute)

@@ -141,7 +141,7 @@ impl Schedule {
     }
 
     /// Whether nothing is ever evicted.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.steps.is_empty()
     }
 }

@@ -126,7 +126,7 @@ impl<'a> Sweep<'a> {
     }
 
     /// Starts anew, from another plan, and stops where it stopped before.
-    pub fn restart(&mut self, plan: &Plan) {
+    pub(crate) fn restart(&mut self, plan: &Plan) {
         self.plan.clone_from(plan);
         self.decisions = 0;
         if self.asks_to_wait() {

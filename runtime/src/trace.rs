@@ -144,7 +144,7 @@ pub struct Operator {
 impl Operator {
     /// Whether its program may wait for what it reads, for nothing else comes of it that the trace has: as of a number, or a copy on a
     /// GPU's host.
-    pub fn is_read_out(&self) -> bool {
+    pub(crate) fn is_read_out(&self) -> bool {
         !self.accesses.is_empty() && self.creates.is_empty() && !self.accesses.iter().any(|access| access.mode.writes())
     }
 }

@@ -45,8 +45,6 @@ const NO_CLASS: u32 = u32::MAX;
 /// What the rule has to know of the iteration, and of its own choices.
 struct Known {
     lineage: Lineage,
-    /// Per operator, in nanoseconds.
-    cost_ns: Vec<u64>,
     /// Windows that were chosen to be dropped.
     dropped: Vec<WindowId>,
     /// Per version: a version of the same class, or itself; none while it is not evicted.
@@ -62,7 +60,6 @@ impl Known {
         let versions = problem.lineage.versions().len();
         Known {
             lineage: problem.lineage.clone(),
-            cost_ns: problem.trace.operators.iter().map(|operator| operator.cost_ns).collect(),
             dropped: Vec::with_capacity(problem.lineage.windows().len()),
             class: vec![NO_CLASS; versions],
             class_ns: vec![0; versions],
@@ -79,7 +76,7 @@ impl Known {
                 let version = window.version;
                 self.class[version.index()] = version.0;
                 let producer = self.lineage.version(version).producer.expect("what is dropped can be rebuilt");
-                self.class_ns[version.index()] = self.cost_ns[producer.index()];
+                self.class_ns[version.index()] = self.lineage.cost_ns(producer);
                 self.join_neighbours(version);
             }
         }

@@ -188,13 +188,13 @@ class AskingAllocator final : public caching::CUDAAllocator {
   std::string name() override { return native->name(); }
 
  private:
-  // Room under the line first, unless another device is asked. Where the device itself refuses, for its memory is in pieces or somebody else's, more is
-  // evicted than the line asks for, twice as much each time, until nothing is left.
+  // Room under the line first, unless another device is asked. Where the device itself refuses, for its memory is in pieces or somebody
+  // else's, more is evicted than the line asks for, twice as much each time, until nothing is left.
   template <class Allocate>
   auto asked(size_t bytes, Allocate allocate) -> decltype(allocate()) {
     if (C10_UNLIKELY(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice() != counted)) return allocate();
     try {
-      ask_for_room(bytes);
+      BookedAhead ahead(bytes);
       for (uint64_t more = bytes;; more = std::max(more, 2 * more)) {
         try {
           return allocate();

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <new>
 #include <string>
+#include <utility>
 
 namespace plimsoll {
 
@@ -33,6 +34,7 @@ constexpr size_t kAlignment = 64;
 std::atomic<uint64_t> live{0}, peak{0}, line{UINT64_MAX};
 std::atomic<int64_t> operator_bytes{0}, operator_peak{0};
 thread_local int uncounted_depth = 0, ours_depth = 0;
+thread_local uint64_t booked_ahead = 0;
 void (*report_free)(uint32_t) = nullptr;
 int32_t (*make_room)(uint64_t) = nullptr;
 int32_t (*give_back)(uint64_t) = nullptr;
@@ -53,14 +55,13 @@ void mark_peaks(uint64_t now, uint64_t bytes) {
   }
 }
 
-// Books an allocation, unless it would exceed the line.
-bool count(uint64_t bytes) {
+// Takes room for an allocation, unless it would exceed the line. What is allocated then; nothing where it would.
+std::optional<uint64_t> take_room(uint64_t bytes) {
   uint64_t before = live.load(std::memory_order_relaxed);
   do {
-    if (bytes && before + bytes > line.load(std::memory_order_relaxed)) return false;
+    if (bytes && before + bytes > line.load(std::memory_order_relaxed)) return {};
   } while (!live.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
-  mark_peaks(before + bytes, bytes);
-  return true;
+  return before + bytes;
 }
 
 // `owner` is that of bytes that were there before the operator under way.
@@ -74,9 +75,12 @@ void evict_or_throw(uint64_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, make_room(bytes) == 0, refusal());
 }
 
-// Books an allocation, after as many evictions as that takes.
-void count_or_throw(uint64_t bytes) {
-  while (!count(bytes)) evict_or_throw(bytes);
+// The same, after as many evictions as that takes.
+uint64_t take_room_or_throw(uint64_t bytes) {
+  for (;;) {
+    if (auto now = take_room(bytes)) return *now;
+    evict_or_throw(bytes);
+  }
 }
 
 Header* header_of(void* bytes) { return static_cast<Header*>(bytes) - 1; }
@@ -107,7 +111,7 @@ struct CountingAllocator final : c10::Allocator {
     // A storage of no bytes gets no memory, but the same deleter, so that it counts as ours.
     if (bytes == 0) return {nullptr, nullptr, &free_bytes, c10::Device(c10::kCPU)};
     uint64_t counted = uncounted_depth ? 0 : bytes;
-    count_or_throw(counted);
+    mark_peaks(take_room_or_throw(counted), counted);
     Header* header = header_before(bytes, counted);
     if (!header) uncount(counted);
     TORCH_CHECK_WITH(OutOfMemoryError, header, "the system has no ", bytes, " bytes left");
@@ -188,9 +192,11 @@ void on_pressure(int32_t (*under_line)(uint64_t), int32_t (*on_device)(uint64_t)
   give_back = on_device;
 }
 
-void ask_for_room(uint64_t bytes) {
-  while (bytes && live_bytes() + bytes > line.load(std::memory_order_relaxed)) evict_or_throw(bytes);
+BookedAhead::BookedAhead(uint64_t bytes) {
+  take_room_or_throw(bytes);
+  outer_ = std::exchange(booked_ahead, bytes);
 }
+BookedAhead::~BookedAhead() { live.fetch_sub(std::exchange(booked_ahead, outer_), std::memory_order_relaxed); }
 
 bool evict_more(uint64_t bytes) {
   if (!is_under_line()) return false;
@@ -201,7 +207,11 @@ bool evict_more(uint64_t bytes) {
 
 bool is_under_line() { return !ours_depth && make_room && line.load(std::memory_order_relaxed) != UINT64_MAX; }
 
-void book(uint64_t bytes) { mark_peaks(live.fetch_add(bytes, std::memory_order_relaxed) + bytes, bytes); }
+void book(uint64_t bytes) {
+  // Modulo 2^64: it may be less than was booked ahead.
+  uint64_t more = bytes - std::exchange(booked_ahead, 0);
+  mark_peaks(live.fetch_add(more, std::memory_order_relaxed) + more, bytes);
+}
 void unbook(uint64_t bytes, uint32_t owner) { uncount(bytes, owner); }
 
 Ours::Ours() { ++ours_depth; }

@@ -45,8 +45,18 @@ void on_pressure(int32_t (*make_room)(uint64_t bytes), int32_t (*give_back)(uint
 
 // For the allocator of another device, which tells what it did after the fact.
 //
-// Before an allocation: evicts until it fits under the line, or throws.
-void ask_for_room(uint64_t bytes);
+// Before an allocation: evicts until it fits under the line, and books it, so that no other thread takes the same room; or throws. What
+// this thread books next, while it lives, is that allocation.
+class BookedAhead {
+ public:
+  explicit BookedAhead(uint64_t bytes);
+  ~BookedAhead();
+  BookedAhead(const BookedAhead&) = delete;
+  BookedAhead& operator=(const BookedAhead&) = delete;
+
+ private:
+  uint64_t outer_ = 0;  // where it is made meanwhile for another
+};
 // After the device has refused one that fits: evicts so many bytes, or all there are. Whether there were any.
 bool evict_more(uint64_t bytes);
 // Whether there is a line, and this thread allocates for the program.
