@@ -97,11 +97,9 @@ impl Domain {
         } else {
             least_each_ns
         };
-        let [offload_bytes_per_s, prefetch_bytes_per_s] = [log_rate.exp(); 2];
-        let drawn =
-            Link { offload_bytes_per_s, prefetch_bytes_per_s, contention_ns_per_byte, contention_each_ns, ..self.link };
+        let link = Link { contention_ns_per_byte, contention_each_ns, ..self.link.at(log_rate.exp()) };
         let actions = ActionSet { swap, ..self.actions };
-        Instance { trace, lineage, tiers: drawn.into(), budget_bytes, actions }
+        Instance { trace, lineage, tiers: link.into(), budget_bytes, actions }
     }
 
     fn jittered(&self, trace: &Trace, random: &mut ChaCha8Rng) -> Trace {

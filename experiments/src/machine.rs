@@ -59,9 +59,7 @@ impl Machine {
     pub fn link_of(&self, bytes_per_s: f64) -> Link {
         match self {
             Machine::AsRecorded => Link::symmetric(bytes_per_s, LATENCY_NS),
-            Machine::Profiled(profile) => {
-                Link { offload_bytes_per_s: bytes_per_s, prefetch_bytes_per_s: bytes_per_s, ..profile.link }
-            }
+            Machine::Profiled(profile) => profile.link.at(bytes_per_s),
         }
     }
 

@@ -77,6 +77,11 @@ impl Link {
         }
     }
 
+    /// The same with another bandwidth, of so many bytes per second both ways.
+    pub fn at(self, bytes_per_s: f64) -> Self {
+        Link { offload_bytes_per_s: bytes_per_s, prefetch_bytes_per_s: bytes_per_s, ..self }
+    }
+
     /// The same at so much of its bandwidth.
     pub fn at_share(self, share: f64) -> Self {
         let [offload_bytes_per_s, prefetch_bytes_per_s] =

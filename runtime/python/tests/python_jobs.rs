@@ -128,13 +128,21 @@ impl Ground {
         })
     }
 
-    /// A program finds the same within each of `budgets` as left alone, though much is away.
-    fn finds_the_same(&self, program: &str, environment: &[(&str, &str)], budgets: &[&str]) {
-        let run = |flags: &str| self.start(program, flags, environment).end().unwrap();
+    /// A program with those flags finds the same within each of `budgets` as left alone, though much is away. What it prints.
+    fn finds_the_same<const N: usize>(
+        &self,
+        program: &str,
+        flags: &str,
+        environment: &[(&str, &str)],
+        budgets: [&str; N],
+    ) -> [Value; N] {
+        let run = |budget: &str| self.start(program, &format!("{flags} {budget}"), environment).end().unwrap();
         let untouched = run("");
-        for budget in budgets {
-            assert_found(&run(budget), &untouched);
-        }
+        budgets.map(|budget| {
+            let within = run(budget);
+            assert_found(&within, &untouched);
+            within
+        })
     }
 
     /// What a program finds that is left alone.
@@ -523,9 +531,7 @@ fn what_goes_past_the_dispatcher_keeps_every_bit() {
 fn what_is_shared_between_iterations_stays() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let run = |budget: &str| ground.start("lent.py", &format!("--device {device} {budget}"), &[]).end().unwrap();
-        let (untouched, within) = (run(""), run("--budget 3.6MB"));
-        assert_found(&within, &untouched);
+        ground.finds_the_same("lent.py", &format!("--device {device}"), &[], ["--budget 3.6MB"]);
     }
 }
 
@@ -541,9 +547,7 @@ fn a_job_of_several_streams_keeps_every_bit() {
 #[test]
 fn streams_are_waited_for_that_are_current_where_nobody_listens() {
     let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
-    let run = |flags: &str| ground.start("side_streams.py", &format!("--device cuda {flags}"), &[]).end().unwrap();
-    let (untouched, within) = (run(""), run("--budget 1.2MB"));
-    assert_found(&within, &untouched);
+    let [within] = ground.finds_the_same("side_streams.py", "--device cuda", &[], ["--budget 1.2MB"]);
     assert_planned(&within["report"]);
     assert!(within["report"]["offloaded_bytes"].as_u64() > Some(0), "{}", within["report"]);
 }
@@ -569,12 +573,8 @@ fn of_two_devices_a_model_stands_on_one_is_bounded_and_the_other_is_not() {
 fn operators_that_are_one_kernel_on_a_gpu_alone_find_what_they_use() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let run =
-            |flags: &str| ground.start("one_kernel.py", &format!("--device {device} {flags}"), &[]).end().unwrap();
-        let untouched = run("");
-        for budget in ["--budget 4MB", "--budget 3MB", "--budget 3MB --recompute-alone"] {
-            assert_found(&run(budget), &untouched);
-        }
+        let budgets = ["--budget 4MB", "--budget 3MB", "--budget 3MB --recompute-alone"];
+        ground.finds_the_same("one_kernel.py", &format!("--device {device}"), &[], budgets);
     }
 }
 
@@ -655,7 +655,7 @@ fn a_packaged_model_finds_what_it_reads() {
     let [package, cache] =
         ["teacher.pt2", "inductor"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
     let environment = [("PACKAGE", package.as_str()), ("TORCHINDUCTOR_CACHE_DIR", &cache)];
-    ground.finds_the_same("packaged.py", &environment, &["--budget 440kB", "--budget 400kB"]);
+    ground.finds_the_same("packaged.py", "", &environment, ["--budget 440kB", "--budget 400kB"]);
 }
 
 #[test]
@@ -669,7 +669,7 @@ fn kernels_of_a_jobs_own_find_what_they_read_and_what_they_write_is_not_lost() {
     // As apex names one of its own.
     std::os::unix::fs::symlink(&extension, folder.path().join("amp_C.so")).unwrap();
     let environment = [("EXTENSION", extension.to_str().unwrap())];
-    ground.finds_the_same("own_kernels.py", &environment, &["--budget 450kB", "--budget 400kB"]);
+    ground.finds_the_same("own_kernels.py", "", &environment, ["--budget 450kB", "--budget 400kB"]);
 }
 
 #[test]
@@ -709,10 +709,8 @@ fn what_processes_gather_is_what_they_have() {
 fn storages_that_are_copied_are_known_again() {
     let Some(ground) = ground() else { return };
     for device in ground.devices() {
-        let run =
-            |budget: &str| ground.start("deep_copies.py", &format!("--device {device} {budget}"), &[]).end().unwrap();
-        let (untouched, within) = (run(""), run("--budget 1MB"));
-        assert_found(&within, &untouched);
+        let flags = format!("--device {device}");
+        let [within] = ground.finds_the_same("deep_copies.py", &flags, &[], ["--budget 1MB"]);
         assert_planned(&within["report"]);
     }
 }
@@ -720,11 +718,8 @@ fn storages_that_are_copied_are_known_again() {
 #[test]
 fn what_is_made_again_is_made_as_it_was() {
     let Some(ground) = ground() else { return };
-    let run = |flags: &str| ground.start("made_again.py", flags, &[]).end().unwrap();
-    let untouched = run("");
-    for budget in ["3.8MB", "3.4MB"] {
-        let within = run(&format!("--recompute-alone --budget {budget}"));
-        assert_found(&within, &untouched);
+    for within in ground.finds_the_same("made_again.py", "--recompute-alone", &[], ["--budget 3.8MB", "--budget 3.4MB"])
+    {
         assert!(within["report"]["reruns"].as_u64() > Some(200), "{}", within["report"]);
     }
 }
@@ -733,7 +728,7 @@ fn what_is_made_again_is_made_as_it_was() {
 fn what_is_used_by_its_address_is_there() {
     let Some(ground) = ground() else { return };
     let budgets = ["--budget 200kB", "--budget 140kB", "--budget 300kB --recompute-alone"];
-    ground.finds_the_same("by_address.py", &[], &budgets);
+    ground.finds_the_same("by_address.py", "", &[], budgets);
 }
 
 #[test]

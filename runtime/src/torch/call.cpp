@@ -6,7 +6,6 @@
 #include "interceptor.h"
 #include "streams.h"
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
@@ -53,14 +52,6 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
     for (const auto& entry : value.toGenericDict()) for_each_tensor(entry.value(), visit);
   }
 }
-
-// Bystanders may be on any.
-struct OnCountedDevice {
-  OnCountedDevice() {
-    if (counts_accelerator()) guard.reset_device(counted_device());
-  }
-  c10::OptionalDeviceGuard guard;
-};
 
 }  // namespace
 

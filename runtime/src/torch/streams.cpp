@@ -128,10 +128,12 @@ void use_in_stream(const at::DataPtr& bytes, void* stream) {
   c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(bytes, streams().of(stream));
 }
 
+OnCountedDevice::OnCountedDevice() {
+  if (counts_accelerator()) guard_.reset_device(counted_device());
+}
+
 InStream::InStream(void* stream) {
-  if (!counts_accelerator()) return;
   note_stream();
-  device_.reset_device(counted_device());
   if (streams().are_several()) stream_.emplace(streams().of(stream));
 }
 

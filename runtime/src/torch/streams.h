@@ -27,13 +27,21 @@ void use_in_stream(const at::DataPtr& bytes, void* stream);
 // The current stream of this thread.
 c10::Stream current_stream();
 
-// Makes the counted device the current one for as long as this lives, and a stream of it, where there are several.
+// Makes the counted device the current one for as long as this lives: bystanders, and threads of another device, may be on any.
+struct OnCountedDevice {
+  OnCountedDevice();
+
+ private:
+  c10::OptionalDeviceGuard guard_;
+};
+
+// Makes a stream of the counted device, where there are several, and the device itself, the current one for as long as this lives.
 class InStream {
  public:
   explicit InStream(void* stream);
 
  private:
-  c10::OptionalDeviceGuard device_;
+  OnCountedDevice device_;
   std::optional<c10::StreamGuard> stream_;
 };
 
