@@ -270,8 +270,7 @@ impl Solve<'_, '_> {
         let (progress, bound_ns) = (self.progress("search"), self.lower_bound_ns);
         let mut stopped = false;
         let found = search(self.problem, starts, limits, None, &mut |best| {
-            let fits = best.prediction.over_budget_bytes == 0;
-            let best_ns = fits.then_some(best.prediction.makespan_ns);
+            let best_ns = best.prediction.fits().then_some(best.prediction.makespan_ns);
             stopped = !(self.watch)(&Progress { best_ns, ..progress });
             let closed = best_ns.is_some_and(|best| best <= bound_ns);
             if stopped || closed { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

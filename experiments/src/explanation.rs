@@ -1,8 +1,8 @@
 //! Why a plan is predicted to cost what it costs, in the terminal.
 
-use plimsoll_runtime::trace::Class;
 use plimsoll_runtime::{Explanation, Trace};
 
+use crate::behaviour::history::Kind;
 use crate::table::{mib, milliseconds};
 
 /// Prints where the peak is, what makes it, and where the time went.
@@ -11,8 +11,12 @@ pub fn print(trace: &Trace, why: &Explanation) {
         (Some(operator), Some(name)) => format!("operator {} ({name})", operator.0),
         _ => "the iteration's end".to_owned(),
     };
-    let mut parts: Vec<String> =
-        why.peak.classes.iter().map(|(class, bytes)| format!("{} {}", class_name(*class), mib(*bytes))).collect();
+    let mut parts: Vec<String> = why
+        .peak
+        .classes
+        .iter()
+        .map(|(class, bytes)| format!("{} {}", Kind::from(*class).name(), mib(*bytes)))
+        .collect();
     let others = [
         ("copies beside", why.peak.beside_bytes),
         ("its own", why.peak.demand_bytes),
@@ -21,7 +25,7 @@ pub fn print(trace: &Trace, why: &Explanation) {
     parts.extend(others.iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{what} {}", mib(*bytes))));
     println!("peak at {at}, in MiB: {}", parts.join(", "));
     let largest = why.peak.largest.iter().map(|(storage, bytes)| {
-        let class = class_name(trace.storages[storage.index()].class);
+        let class = Kind::from(trace.storages[storage.index()].class).name();
         format!("storage {} ({class}) {}", storage.0, mib(*bytes))
     });
     println!("largest there, in MiB: {}", largest.collect::<Vec<_>>().join(", "));
@@ -38,15 +42,4 @@ pub fn print(trace: &Trace, why: &Explanation) {
         100.0 * why.offload_utilisation,
         100.0 * why.prefetch_utilisation,
     );
-}
-
-fn class_name(class: Class) -> &'static str {
-    match class {
-        Class::Parameter => "parameters",
-        Class::Gradient => "gradients",
-        Class::OptimizerState => "optimizer state",
-        Class::Activation => "activations",
-        Class::Input => "inputs",
-        Class::Temporary => "temporaries",
-    }
 }

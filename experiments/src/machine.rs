@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use plimsoll_env::config::AS_RECORDED;
-use plimsoll_env::hardware::{HardwareProfile, Precision, Roofline};
+use plimsoll_env::hardware::{HardwareProfile, Roofline};
 use plimsoll_runtime::{Link, Trace};
 
 use crate::link::{LATENCY_NS, LinkFlag};
@@ -79,9 +79,9 @@ impl Machine {
     /// `trace` with the times of this machine. What was recorded on an accelerator has an accelerator's times, and keeps them.
     pub fn project(&self, trace: &Trace, recorded_on: &RecordedOn) -> anyhow::Result<Trace> {
         Ok(match self {
-            Machine::Profiled(profile) if trace.device == PROJECTABLE => profile
-                .project(trace, &recorded_on.roofline()?, Precision::F32)
-                .expect("a profile always has a value for f32"),
+            Machine::Profiled(profile) if trace.device == PROJECTABLE => {
+                profile.project(trace, &recorded_on.roofline()?)
+            }
             Machine::Profiled(_) | Machine::AsRecorded => trace.clone(),
         })
     }

@@ -41,8 +41,8 @@ pub fn decide_by_search(problem: Problem<'_>, limit: Duration, seed: u64) -> any
     let overhead = overhead_of(&problem);
     let limits = Limits { seed, ..Limits::wall(limit) };
     let found = search(problem, &plans_of_all(problem, seed), limits, None, &mut |best| {
-        let fits = best.prediction.over_budget_bytes == 0;
-        let now = if fits { overhead(best.prediction.makespan_ns) } else { "none fits yet".to_owned() };
+        let now =
+            if best.prediction.fits() { overhead(best.prediction.makespan_ns) } else { "none fits yet".to_owned() };
         spinner.set_message(format!("best {now} after {} plans", best.evaluations));
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });

@@ -23,7 +23,7 @@ pub struct Planned {
 impl Planned {
     /// Whether the budget is held.
     pub fn fits(&self) -> bool {
-        self.prediction.over_budget_bytes == 0
+        self.prediction.fits()
     }
 
     /// Whether it exceeds the budget by less, or by as much and takes less time.

@@ -5,6 +5,7 @@
 //! recipe that reads the old version of its own storage would otherwise be a cycle. A version without a
 //! replayable producer is a *root*; it can be swapped, never rebuilt. Nothing here depends on a budget.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::profile::Profile;
@@ -101,7 +102,8 @@ impl Edges {
     pub(crate) fn with_leaving(&self, storages: &[StorageId]) -> Edges {
         let mut away = self.not_there();
         let leaving: Vec<_> = storages.iter().copied().filter(|storage| away.binary_search(storage).is_ok()).collect();
-        away.retain(|storage| !leaving.contains(storage));
+        let left: HashSet<StorageId> = leaving.iter().copied().collect();
+        away.retain(|storage| !left.contains(storage));
         Edges { away, leaving, stays: self.stays.clone() }
     }
 
@@ -119,11 +121,9 @@ impl Edges {
 
     /// Those of `windows` that begin with what is still leaving, in its order.
     fn leaving_windows(&self, windows: &[Window]) -> Vec<WindowId> {
-        let window_of = |storage: &StorageId| {
-            let is_it = |window: &Window| window.start == 0 && window.storage == *storage;
-            windows.iter().position(is_it).map(|id| WindowId(id as u32))
-        };
-        self.leaving.iter().filter_map(window_of).collect()
+        let first = (0..).map(WindowId).zip(windows).filter(|(_, window)| window.start == 0);
+        let first: HashMap<StorageId, WindowId> = first.map(|(id, window)| (window.storage, id)).collect();
+        self.leaving.iter().filter_map(|storage| first.get(storage).copied()).collect()
     }
 
     /// Whether the storage of a window is away when that begins.
@@ -304,12 +304,15 @@ impl Lineage {
         self.start_ns[index]
     }
 
-    /// How long a storage is idle before its first use and after its last one, if nothing is evicted.
-    pub(crate) fn idle_around_ns(&self, storage: StorageId) -> u64 {
+    /// By storage: how long it is idle before its first use and after its last one, if nothing is evicted.
+    pub(crate) fn idle_around_ns(&self) -> Vec<u64> {
+        let mut idle_ns = vec![0; self.storage_bytes.len()];
         let last = self.windows_ending(self.end_ns.len()).iter().filter(|id| self.window(**id).start > 0);
-        let around = self.windows_starting(0).iter().chain(last).map(|id| self.window(*id));
-        let own = around.filter(|window| window.storage == storage);
-        own.map(|window| self.start_ns(window.end as usize) - self.start_ns(window.start as usize)).sum()
+        for window in self.windows_starting(0).iter().chain(last).map(|id| self.window(*id)) {
+            idle_ns[window.storage.index()] +=
+                self.start_ns(window.end as usize) - self.start_ns(window.start as usize);
+        }
+        idle_ns
     }
 
     /// Bytes of a storage.

@@ -3,6 +3,8 @@
 //! Allocator models listen to the blocks, the clock to the copies and the operators. Playback follows residency alone:
 //! it knows nothing of time, of links or of budgets, and takes the schedule to be lawful.
 
+use std::collections::HashSet;
+
 use crate::hardware::Tier;
 use crate::lineage::{Lineage, VersionId};
 use crate::schedule::{Instruction, Schedule};
@@ -174,7 +176,7 @@ impl<H: FnMut(usize, Event<'_>)> Playback<'_, H> {
     fn begin(&mut self, schedule: &Schedule) {
         self.allocate(Occupant::Unseen, self.trace.unseen_bytes);
         let at_once = schedule.steps().iter().take_while(|(before, _)| *before == 0);
-        let away: Vec<StorageId> = at_once
+        let away: HashSet<StorageId> = at_once
             .filter_map(|(_, step)| match *step {
                 Instruction::LeaveAway { storage, .. } => Some(storage),
                 _ => None,

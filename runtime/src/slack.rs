@@ -93,6 +93,15 @@ impl Slack {
         self.least[block] = if bytes < 0 { self.least[block].min(found) } else { found };
     }
 
+    /// The least slack of all, and the last index that has it.
+    pub(crate) fn lowest(&self) -> Option<(usize, i64)> {
+        let least = *self.least.iter().min()?;
+        let block = self.least.iter().rposition(|&of_block| of_block == least)?;
+        let values = &self.values[block * BLOCK..self.values.len().min((block + 1) * BLOCK)];
+        let offset = values.iter().rposition(|&value| value + self.added[block] == least)?;
+        Some((block * BLOCK + offset, least))
+    }
+
     /// `range`, block by block.
     pub(crate) fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = Stretch<'_>> {
         (range.start / BLOCK..range.end.div_ceil(BLOCK)).map(move |block| {
@@ -145,6 +154,8 @@ mod tests {
             let bytes = below(40) as i64 - 20;
             slack.add(range.clone(), bytes);
             plain[range].iter_mut().for_each(|value| *value += bytes);
+            let (lowest, &least) = plain.iter().enumerate().rev().min_by_key(|&(_, value)| value).unwrap();
+            assert_eq!(slack.lowest(), Some((lowest, least)));
             let start = below(plain.len());
             let (range, bytes) = (start..start + below(plain.len() - start), below(120) as i64 - 40);
             let free = slack.free(range.clone(), bytes);

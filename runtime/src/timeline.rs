@@ -96,6 +96,11 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// Whether the budget is held.
+    pub fn fits(&self) -> bool {
+        self.over_budget_bytes == 0
+    }
+
     /// The order of plans: bytes over the budget first, then time.
     pub fn rank(&self) -> (u64, u64) {
         (self.over_budget_bytes, self.makespan_ns)

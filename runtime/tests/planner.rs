@@ -17,10 +17,6 @@ fn evaluations(evaluations: u64, seed: u64) -> Limits {
     Limits { seed, ..Limits::evaluations(evaluations) }
 }
 
-fn rank(planned: &Planned) -> (u64, u64) {
-    (planned.prediction.over_budget_bytes, planned.prediction.makespan_ns)
-}
-
 fn assert_true(seed: u64, problem: &Problem<'_>, decided: &Decided) {
     let Planned { plan, prediction, .. } = &decided.planned;
     let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
@@ -45,7 +41,11 @@ fn planning_is_never_worse_than_a_decode_or_a_baseline_of_its_portfolio_and_tell
             let decodes = policy.map(|policy| plan(*problem, &mut policy.clone()));
             let asked = planner.portfolio.iter().map(|name| plan(*problem, baseline(name, seed).unwrap().as_mut()));
             for other in decodes.into_iter().chain(asked) {
-                assert!(rank(&decided.planned) <= rank(&other), "seed {seed}: {} is worse than a part", decided.by);
+                assert!(
+                    decided.planned.prediction.rank() <= other.prediction.rank(),
+                    "seed {seed}: {} is worse than a part",
+                    decided.by
+                );
             }
             let again = planner.plan(*problem, policy);
             assert_eq!((again.planned.plan, again.by), (decided.planned.plan, decided.by), "seed {seed}");
@@ -92,7 +92,7 @@ fn more_is_never_worse() {
         let decodes = Planner::decoding(4, 0).plan(*problem, Some(&policy));
         let whole = Planner { decodes: 4, limits: evaluations(200, 0), ..Planner::default() };
         let whole = whole.plan(*problem, Some(&policy));
-        let ranks = [&whole.planned, &decodes.planned, &alone].map(rank);
+        let ranks = [&whole.planned, &decodes.planned, &alone].map(|planned| planned.prediction.rank());
         assert!(ranks.is_sorted(), "seed {seed}: {ranks:?}");
     });
 }
@@ -134,7 +134,11 @@ fn several_threads_plan_no_worse_than_a_decode_and_the_same_where_evaluations_ar
         for wall in [20_000, 2_000, 500].map(Duration::from_micros) {
             let decided = on(4, Limits { seed, ..Limits::wall(wall) });
             assert_true(seed, problem, &decided);
-            assert!(rank(&decided.planned) <= rank(&decode), "seed {seed}: {} is worse than a part", decided.by);
+            assert!(
+                decided.planned.prediction.rank() <= decode.prediction.rank(),
+                "seed {seed}: {} is worse than a part",
+                decided.by
+            );
             names.push(decided.by);
         }
     });

@@ -13,10 +13,6 @@ use plimsoll_runtime::{Action, LearnedPolicy, Plan, Prediction, Problem, Timelin
 use support::drawn_policy::drawn_policy;
 use support::problems::for_random_problems;
 
-fn rank(prediction: &Prediction) -> (u64, u64) {
-    (prediction.over_budget_bytes, prediction.makespan_ns)
-}
-
 fn allowed(problem: &Problem<'_>, window: usize) -> Vec<Action> {
     let recomputable = problem.lineage.windows()[window].recomputable;
     let lawful = |action: &Action| problem.actions.allows(*action) && (*action != Action::Recompute || recomputable);
@@ -50,7 +46,7 @@ fn brute_force(problem: &Problem<'_>) -> Option<(Plan, Prediction)> {
         let prediction = timeline.predict(&plan, problem.budget_bytes);
         (plan, prediction)
     });
-    judged.min_by_key(|(_, prediction)| rank(prediction)).filter(|(_, prediction)| prediction.over_budget_bytes == 0)
+    judged.min_by_key(|(_, prediction)| prediction.rank()).filter(|(_, prediction)| prediction.fits())
 }
 
 fn searched(problem: &Problem<'_>, starts: &[Plan], limits: Limits, guide: Option<&LearnedPolicy>) -> Found {
@@ -68,11 +64,11 @@ fn a_search_is_never_worse_than_its_starts_and_says_what_is_so() {
         let mut timeline = Timeline::new(problem.trace, problem.lineage, problem.tiers);
         assert_eq!(timeline.predict(&found.plan, problem.budget_bytes), found.prediction, "seed {seed}");
         for start in &planned {
-            assert!(rank(&found.prediction) <= rank(&start.prediction), "seed {seed}: worse than a start");
+            assert!(found.prediction.rank() <= start.prediction.rank(), "seed {seed}: worse than a start");
         }
-        let ranks: Vec<_> = found.curve.iter().map(|improvement| rank(&improvement.prediction)).collect();
+        let ranks: Vec<_> = found.curve.iter().map(|improvement| improvement.prediction.rank()).collect();
         assert!(ranks.is_sorted_by(|earlier, later| later < earlier), "seed {seed}: {ranks:?}");
-        assert_eq!(ranks.last(), Some(&rank(&found.prediction)), "seed {seed}");
+        assert_eq!(ranks.last(), Some(&found.prediction.rank()), "seed {seed}");
         let again = searched(problem, &starts, limits, None);
         assert_eq!((again.plan, again.evaluations), (found.plan, found.evaluations), "seed {seed}");
     });
@@ -88,8 +84,8 @@ fn every_search_finds_the_best_plan_where_all_can_be_tried() {
         for (name, found) in SEARCHES.into_iter().zip(&mut found) {
             let planned = plan(*problem, baseline(name, seed).unwrap().as_mut());
             assert_lawful(seed, problem, &planned.plan);
-            assert!(rank(&planned.prediction) >= rank(&best), "seed {seed}: {name} beats brute force");
-            *found += usize::from(rank(&planned.prediction) == rank(&best));
+            assert!(planned.prediction.rank() >= best.rank(), "seed {seed}: {name} beats brute force");
+            *found += usize::from(planned.prediction.rank() == best.rank());
         }
     });
     let shares = found.map(|found| 100 * found / tried);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_env::Instance;
-use plimsoll_env::hardware::{HardwareProfile, Precision, Roofline};
+use plimsoll_env::hardware::{HardwareProfile, Roofline};
 use plimsoll_runtime::baselines::Random;
 use plimsoll_runtime::{ActionSet, Lineage, Link, PolicyFile, Trace, plan};
 use plimsoll_tests::{Recorded, one_at_a_time, shipped, shipped_workload};
@@ -15,7 +15,7 @@ use plimsoll_tests::{Recorded, one_at_a_time, shipped, shipped_workload};
 fn timed(trace: &Trace) -> Trace {
     let endless = Roofline { flops_per_s: 0.0, memory_bytes_per_s: 1e18, launch_overhead_ns: 0.0, runs_ahead: false };
     let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/hardware/titan-v.toml");
-    HardwareProfile::load(profile).unwrap().project(trace, &endless, Precision::F32).unwrap()
+    HardwareProfile::load(profile).unwrap().project(trace, &endless)
 }
 
 #[test]

@@ -99,11 +99,11 @@ impl HardwareProfile {
         })
     }
 
-    /// `trace`, which was measured on a machine of the roofline `measured_on`, with the times of this machine; none
-    /// where the machine has no units for `precision`. Bytes stay those of the trace, whatever the precision.
-    pub fn project(&self, trace: &Trace, measured_on: &Roofline, precision: Precision) -> Option<Trace> {
-        let times = project(trace, measured_on, &self.roofline(precision)?);
-        Some(Trace { device: self.name.clone(), ..times })
+    /// `trace`, which was measured on a machine of the roofline `measured_on`, with the times that this machine takes for numbers
+    /// held as f32.
+    pub fn project(&self, trace: &Trace, measured_on: &Roofline) -> Trace {
+        let roofline = self.roofline(Precision::F32).expect("every profile has a value for f32");
+        Trace { device: self.name.clone(), ..project(trace, measured_on, &roofline) }
     }
 }
 

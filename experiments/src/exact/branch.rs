@@ -58,7 +58,7 @@ impl<'a> Incumbent<'a> {
 
     /// Makespan of the best plan that fits; none while none does.
     pub fn makespan_ns(&self) -> Option<u64> {
-        (self.prediction.over_budget_bytes == 0).then_some(self.prediction.makespan_ns)
+        self.prediction.fits().then_some(self.prediction.makespan_ns)
     }
 
     fn beats(&self, bound_ns: u64) -> bool {

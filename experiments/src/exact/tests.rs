@@ -46,7 +46,7 @@ fn brute_force(problem: &Problem<'_>) -> Option<u64> {
             number /= actions.len();
         }
         let prediction = timeline.predict(&plan, problem.budget_bytes);
-        (prediction.over_budget_bytes == 0).then_some(prediction.makespan_ns)
+        prediction.fits().then_some(prediction.makespan_ns)
     });
     makespans.min()
 }

@@ -186,6 +186,11 @@ impl PointReport {
         makespan_ns as f64 / self.keep_all_makespan_ns as f64 - 1.0
     }
 
+    /// How much longer a makespan is than that of the best plan that anything found.
+    pub fn excess(&self, makespan_ns: u64) -> f64 {
+        makespan_ns as f64 / self.reference.makespan_ns as f64 - 1.0
+    }
+
     fn key(&self) -> Key {
         Key {
             fingerprint: self.fingerprint.clone(),

@@ -102,11 +102,10 @@ impl Sums {
             let Some(makespan_ns) = makespan_ns else { continue };
             self.held[way] += 1;
             self.overhead[way] += point.overhead(makespan_ns);
-            self.excess[way] += makespan_ns as f64 / point.reference.makespan_ns as f64 - 1.0;
+            self.excess[way] += point.excess(makespan_ns);
         }
         if let Some(planner) = of(Way::Planner) {
-            let excess = planner as f64 / point.reference.makespan_ns as f64 - 1.0;
-            self.planner_excess_max = self.planner_excess_max.max(excess);
+            self.planner_excess_max = self.planner_excess_max.max(point.excess(planner));
             self.planner_beaten += usize::from(baseline < planner);
             if let Some(outcome) = point.outcomes.get(TWO_LEVEL) {
                 self.two_level.add(point, outcome.makespan_ns, planner);

@@ -103,8 +103,7 @@ impl Summary {
             points.iter().filter_map(|point| Some((*point, point.outcomes.get(name)?))).collect();
         let held: Vec<(&PointReport, u64)> =
             outcomes.iter().filter_map(|(point, outcome)| Some((*point, outcome.makespan_ns?))).collect();
-        let excess =
-            |&(point, makespan_ns): &(&PointReport, u64)| makespan_ns as f64 / point.reference.makespan_ns as f64 - 1.0;
+        let excess = |&(point, makespan_ns): &(&PointReport, u64)| point.excess(makespan_ns);
         let beside: Vec<(f64, f64)> = held
             .iter()
             .filter_map(|&(point, ns)| Some((point.overhead(ns), point.overhead(point.best_baseline_ns()?))))

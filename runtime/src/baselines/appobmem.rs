@@ -1,6 +1,8 @@
 use crate::lineage::{Lineage, Window, WindowId};
 use crate::plan::{Action, Plan};
 use crate::policy::Policy;
+use crate::prefetch::clamped;
+use crate::slack::Slack;
 use crate::sweep::Problem;
 
 /// Swaps blocks that are alive at the peak, largest bytes × idle time first, as long as the copies are hidden (Li et al.,
@@ -22,17 +24,18 @@ impl Policy for AppObMem {
         let mut absent = absences(problem);
         // Largest bytes × idle time first; the earlier window of equals.
         absent.sort_by_key(|absence| (std::cmp::Reverse(absence.area), absence.window));
-        let mut load = lineage.keep_all_bytes().to_vec();
+        let load = lineage.keep_all_bytes();
+        let mut slack = Slack::new(load.len());
+        slack.settle(|index, _| clamped(problem.budget_bytes) - load[index] as i64);
         loop {
-            let (peak, &bytes) =
-                load.iter().enumerate().max_by_key(|&(_, bytes)| bytes).expect("an iteration has an end");
-            let covers = |absence: &Absence| absence.from <= peak && peak < absence.to;
-            let Some(found) = absent.iter().position(covers).filter(|_| bytes > problem.budget_bytes) else {
-                return plan;
+            let (peak, least) = slack.lowest().expect("an iteration has an end");
+            // What is gone already does not help again.
+            let covers = |absence: &&Absence| {
+                (absence.from..absence.to).contains(&peak) && plan.action(absence.window) == Action::Keep
             };
-            let absence = absent.remove(found);
+            let Some(absence) = absent.iter().find(covers).filter(|_| least < 0) else { return plan };
             plan.set(absence.window, Action::Swap);
-            load[absence.from..absence.to].iter_mut().for_each(|load| *load -= absence.bytes);
+            slack.add(absence.from..absence.to, absence.bytes as i64);
         }
     }
 }

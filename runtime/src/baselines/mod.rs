@@ -217,7 +217,7 @@ impl<'a> Fastest<'a> {
         if prediction.rank() < self.prediction.rank() {
             (self.plan, self.prediction) = (plan, prediction);
         }
-        prediction.over_budget_bytes == 0
+        prediction.fits()
     }
 }
 

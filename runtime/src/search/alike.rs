@@ -106,7 +106,7 @@ pub(super) fn evict_alike(
     let mut predict = |plan: &Plan| timeline.predict(plan, problem.budget_bytes);
     let (mut now, mut evaluations) = (predict(&plan), 1);
     let mut offers = alike.offers(problem, &plan);
-    while now.over_budget_bytes > 0 && !is_over(evaluations) {
+    while !now.fits() && !is_over(evaluations) {
         // A price hardly falls: what was dear before is asked again only where nothing cheaper is left.
         offers.sort_by(|a, b| a.ns_per_byte.total_cmp(&b.ns_per_byte));
         let (mut best, mut least_ns_per_byte) = (None, f64::INFINITY);

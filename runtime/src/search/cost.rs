@@ -15,6 +15,8 @@ const LEAST_PRICE: f64 = 0.1;
 /// What the price grows by at each move from a plan that is over the budget, and falls by at each from one that is not. Near the
 /// least budget the last bytes cost many times what the others do, and a walk would never come back to plans that fit.
 const PRICE_STEP: f64 = 0.005;
+/// The price ends here, in nanoseconds a byte: long before it is no number any more.
+const PRICE_MAX: f64 = 1e9;
 
 /// Windows are light that together hold no more than this part of what has to be evicted.
 const LIGHT_SHARE: u64 = 100;
@@ -113,8 +115,11 @@ impl<'a> Judge<'a> {
     /// Makes bytes over the budget dearer where a walk stands on a plan that has some, and cheaper again where it does not.
     pub(crate) fn weigh(&mut self, at_hand: &Prediction) {
         let factor = 1.0 + PRICE_STEP;
-        let dearer = at_hand.over_budget_bytes > 0;
-        self.price = if dearer { self.price * factor } else { (self.price / factor).max(self.least_price) };
+        self.price = if at_hand.fits() {
+            (self.price / factor).max(self.least_price)
+        } else {
+            (self.price * factor).min(PRICE_MAX)
+        };
     }
 
     /// Makespan in nanoseconds, and bytes over the budget at their price.

@@ -184,7 +184,7 @@ impl<'a> Walk<'a> {
                 }
                 self.start_from(start);
             }
-            if self.starts.is_empty() && self.prediction.over_budget_bytes > 0 {
+            if self.starts.is_empty() && !self.prediction.fits() {
                 self.resweep_by_price(0.0);
             }
             for donor in self.donors() {
@@ -212,7 +212,7 @@ impl<'a> Walk<'a> {
     fn start_from(&mut self, start: &Plan) {
         self.plan.clone_from(start);
         self.stand();
-        if self.prediction.over_budget_bytes > 0 {
+        if !self.prediction.fits() {
             self.resweep_by_price(0.0);
         }
     }
@@ -293,7 +293,7 @@ impl<'a> Walk<'a> {
 
     /// Where a plan is over the budget, for what it keeps now was worth that, evicts alike what else there is.
     fn evict_alike_again(&mut self) {
-        if self.prediction.over_budget_bytes == 0 {
+        if self.prediction.fits() {
             return;
         }
         let (limits, started, before) = (self.limits, self.started, self.judge.evaluations);
@@ -390,7 +390,7 @@ impl<'a> Walk<'a> {
 
     /// Draws a move that changes something, and predicts it; none where the draw leads nowhere.
     fn propose(&mut self) -> Option<Prediction> {
-        let changes = if self.prediction.over_budget_bytes > 0 && self.random.below(2) == 0 {
+        let changes = if !self.prediction.fits() && self.random.below(2) == 0 {
             self.relieve_peak()
         } else if !self.donors().is_empty() && self.random.unit() < GRAFTS {
             self.graft()
@@ -596,7 +596,7 @@ impl<'a> Walk<'a> {
         self.change_alike(out, action, Self::is_evicted);
         let mut after = self.judge.predict(&self.plan);
         for _ in 0..ALIKE_EVICTIONS_MAX {
-            if after.over_budget_bytes == 0 {
+            if after.fits() {
                 break;
             }
             let peak = after.peak_operator;

@@ -347,11 +347,11 @@ impl<R> Ancestry<R> {
         self.version(version).anchors > 0
     }
 
-    /// Those of `dropped` that will be rebuilt from `root`.
-    pub(crate) fn dependents(&self, root: VersionId, dropped: impl Iterator<Item = VersionId>) -> Vec<VersionId> {
+    /// The first of `dropped` that will be rebuilt from `root`.
+    pub(crate) fn dependent(&self, root: VersionId, mut dropped: impl Iterator<Item = VersionId>) -> Option<VersionId> {
         let mut depends = vec![None; self.versions.len()];
         depends[root.0 as usize] = Some(true);
-        dropped.filter(|&version| self.reaches(version, &mut depends)).collect()
+        dropped.find(|&version| self.reaches(version, &mut depends))
     }
 
     fn reaches(&self, version: VersionId, depends: &mut [Option<bool>]) -> bool {
@@ -557,7 +557,7 @@ mod tests {
         ancestry.lose(y);
         assert!(ancestry.is_rebuildable(z));
         assert_eq!(ancestry.take_custody(), [], "z still needs the root");
-        assert_eq!(ancestry.dependents(x, [z].into_iter()), [z]);
+        assert_eq!(ancestry.dependent(x, [z].into_iter()), Some(z));
         ancestry.lose(z);
         assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(1))]);
     }
@@ -594,7 +594,7 @@ mod tests {
         assert!(ancestry.is_rebuildable(y) && !ancestry.can_drop(y), "x still stands, and is about to go");
         ancestry.lose(x);
         assert!(ancestry.is_held(y) && !ancestry.is_rebuildable(y) && ancestry.is_rebuildable(z));
-        assert_eq!(ancestry.dependents(y, [z].into_iter()), [z]);
+        assert_eq!(ancestry.dependent(y, [z].into_iter()), Some(z));
         ancestry.restored(z);
         assert_eq!(ancestry.take_custody(), [Custody::Unhold(Entry::numbered(2))]);
     }
@@ -611,7 +611,7 @@ mod tests {
         assert_eq!(ancestry.take_custody(), [Custody::Hold(Entry::numbered(3)), Custody::Unhold(Entry::numbered(1))]);
         ancestry.lose(x);
         assert!(ancestry.is_rebuildable(w));
-        assert_eq!(ancestry.dependents(z, [w].into_iter()), [w]);
+        assert_eq!(ancestry.dependent(z, [w].into_iter()), Some(w));
     }
 
     #[test]
@@ -705,7 +705,7 @@ mod tests {
         }
         assert!(ancestry.is_rebuildable(last));
         ancestry.drop_bytes(last);
-        assert_eq!(ancestry.dependents(root, [last].into_iter()), [last]);
+        assert_eq!(ancestry.dependent(root, [last].into_iter()), Some(last));
         ancestry.restored(last);
     }
 }

@@ -1,7 +1,7 @@
 //! Loops that are several programs in turn, such as steps that accumulate gradients and one that applies them: which comes
 //! next, and what the next one calls the storages that the last one left.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::names::ProgramName;
 use super::shim::Entry;
@@ -129,7 +129,8 @@ impl Legacies {
         let Some(left) = self.left.as_ref().filter(|_| !found.is_empty()) else { return };
         let Some(names) = self.names.entry((left.by, heir)).or_insert(Some(Vec::new())) else { return };
         let called: HashMap<Entry, StorageId> = found.iter().map(|&(to, entry)| (entry, to)).collect();
-        names.retain(|(_, to)| found.iter().all(|(storage, _)| storage != to));
+        let are_found: HashSet<StorageId> = found.iter().map(|&(to, _)| to).collect();
+        names.retain(|(_, to)| !are_found.contains(to));
         let left = (0..).map(StorageId).zip(&left.entries);
         names.extend(left.filter_map(|(from, entry)| Some((from, *called.get(entry.as_ref()?)?))));
     }

@@ -144,12 +144,4 @@ impl CopyEngine for FaultyEngine {
     fn copies(&self) -> Vec<TierCopies> {
         self.inner.copies()
     }
-
-    fn host_waits(&self) -> u64 {
-        self.inner.host_waits()
-    }
-
-    fn is_emulated(&self) -> bool {
-        self.inner.is_emulated()
-    }
 }

@@ -43,8 +43,6 @@ pub struct FileEngine {
     room: Arc<Room>,
     write_bounce: Arc<Bounce>,
     read_bounce: Arc<Bounce>,
-    is_emulated: bool,
-    host_waits: u64,
 }
 
 /// The file and which of its bytes are free.
@@ -198,8 +196,6 @@ impl FileEngine {
             room: Arc::new(Room { file, limit_bytes, account: Mutex::new(account) }),
             write_bounce: Arc::new(write_bounce),
             read_bounce: Arc::new(read_bounce),
-            is_emulated: tier.pace.is_some(),
-            host_waits: 0,
         })
     }
 
@@ -285,8 +281,7 @@ impl CopyEngine for FileEngine {
     }
 
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
-        self.host_waits += u64::from(ticket.wait_for_workers()?);
-        Ok(())
+        ticket.wait_for_workers()
     }
 
     unsafe fn rescue(&mut self, copy: &SlowCopy, to: *mut u8) -> Result<(), CopyError> {
@@ -310,14 +305,6 @@ impl CopyEngine for FileEngine {
 
     fn copies(&self) -> Vec<TierCopies> {
         vec![TierCopies { tier: Tier::File, offload: self.out.copies(), prefetch: self.back.copies() }]
-    }
-
-    fn host_waits(&self) -> u64 {
-        self.host_waits
-    }
-
-    fn is_emulated(&self) -> bool {
-        self.is_emulated
     }
 }
 

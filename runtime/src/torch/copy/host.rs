@@ -20,8 +20,6 @@ pub struct HostEngine {
     out: Channel,
     back: Channel,
     slabs: Arc<Pool>,
-    is_emulated: bool,
-    host_waits: u64,
 }
 
 impl HostEngine {
@@ -39,7 +37,7 @@ impl HostEngine {
     pub fn copied_by(copied_by: CopiedBy, limit_bytes: u64, pace: Option<Link>) -> Self {
         let (out, back) = Channel::there_and_back(copied_by, pace);
         let slabs = Pool::new(Box::new(Mapped), limit_bytes);
-        HostEngine { out, back, slabs, is_emulated: pace.is_some(), host_waits: 0 }
+        HostEngine { out, back, slabs }
     }
 
     /// Measures this machine's own link: the median of several copies each way. Kernels that use every core wait for a copy
@@ -120,8 +118,7 @@ impl CopyEngine for HostEngine {
     }
 
     fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
-        self.host_waits += u64::from(ticket.wait_for_workers()?);
-        Ok(())
+        ticket.wait_for_workers()
     }
 
     unsafe fn rescue(&mut self, copy: &SlowCopy, to: *mut u8) -> Result<(), CopyError> {
@@ -138,13 +135,5 @@ impl CopyEngine for HostEngine {
 
     fn copies(&self) -> Vec<TierCopies> {
         vec![TierCopies { tier: Tier::Host, offload: self.out.copies(), prefetch: self.back.copies() }]
-    }
-
-    fn host_waits(&self) -> u64 {
-        self.host_waits
-    }
-
-    fn is_emulated(&self) -> bool {
-        self.is_emulated
     }
 }

@@ -84,8 +84,7 @@ pub struct DeviceBytes {
     pub bytes: usize,
 }
 
-/// A storage's bytes in a slow tier: a part of a slab. Its room is taken back when it is dropped, or handed to
-/// [`CopyEngine::free`], which is the same.
+/// A storage's bytes in a slow tier: a part of a slab. Its room is taken back when it is dropped.
 #[derive(Debug)]
 pub struct SlowCopy {
     slab: Slab,
@@ -239,17 +238,5 @@ pub trait CopyEngine: Send {
     /// What the copies so far took, by tier: how fast the link is while the job runs. Nothing where that is not known.
     fn copies(&self) -> Vec<TierCopies> {
         Vec::new()
-    }
-
-    /// How often the caller was held up by this engine: by a copy that had not arrived when it was waited for, or by
-    /// a device that had to catch up.
-    fn host_waits(&self) -> u64 {
-        0
-    }
-
-    /// Whether the times that copies take are made up, to study a link on a machine without it. Say so wherever they
-    /// are shown.
-    fn is_emulated(&self) -> bool {
-        false
     }
 }

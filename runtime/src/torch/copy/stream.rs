@@ -12,7 +12,7 @@
 //! | the host, to give page-locked memory back | the last copies of it | they do not run into freed memory |
 //!
 //! The last is the only time that the host waits, and does not come up while slabs of the same sizes are used again
-//! within the limit; [`host_waits`](CopyEngine::host_waits) counts it. A slab is used again by order of streams, without
+//! within the limit; [`host_waits`](StreamEngine::host_waits) counts it. A slab is used again by order of streams, without
 //! waiting.
 //!
 //! To mark compute for every offload would hold compute up: a stream whose last work was a copy, as at the beginning of an iteration
@@ -228,6 +228,11 @@ impl StreamEngine {
         }
     }
 
+    /// How often the caller was held up: by a device that had to catch up.
+    pub fn host_waits(&self) -> u64 {
+        self.driver.host_waits.load(Ordering::Relaxed)
+    }
+
     /// How often the driver was asked for page-locked memory, which is slow. None once every size has been seen.
     pub fn page_locked_allocations(&self) -> u64 {
         self.driver.allocations.load(Ordering::Relaxed)
@@ -327,10 +332,6 @@ impl CopyEngine for StreamEngine {
 
     fn dependable_bytes(&self) -> u64 {
         self.slabs.usage().limit_bytes
-    }
-
-    fn host_waits(&self) -> u64 {
-        self.driver.host_waits.load(Ordering::Relaxed)
     }
 }
 

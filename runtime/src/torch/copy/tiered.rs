@@ -85,12 +85,4 @@ impl CopyEngine for TieredEngine {
     fn dependable_bytes(&self) -> u64 {
         self.host.dependable_bytes()
     }
-
-    fn host_waits(&self) -> u64 {
-        self.host.host_waits() + self.file.host_waits()
-    }
-
-    fn is_emulated(&self) -> bool {
-        self.host.is_emulated() || self.file.is_emulated()
-    }
 }

@@ -20,10 +20,8 @@ use crate::torch::program::Program;
 /// What planning may have taken before it is found out for the first time what should stay away from one iteration, or part of one, to the
 /// next, where the budget is held without.
 const SURVEY_SHARE: f64 = 0.5;
-/// How a plan is made that nobody carries out, to find out what another would take; and in which share of the time of one that
-/// somebody does.
-const SURVEY: Planner<'static> =
-    Planner { decodes: 0, portfolio: PORTFOLIO.split_at(1).0, limits: Limits::evaluations(u64::MAX), threads: 0 };
+/// In which share of the time of a plan that somebody carries out one is made that nobody does, to find out what another would
+/// take.
 const SURVEYS: u32 = 10;
 
 impl Library {
@@ -83,9 +81,10 @@ impl Library {
         let leaves = parts.iter().filter_map(|(program, _)| program.leaves()).min();
         let mut could = BTreeMap::new();
         for (program, rung) in parts.iter().filter(|(program, _)| program.leaves() == leaves) {
+            let idle_ns = rung.known.lineage.idle_around_ns();
             for (storage, entry) in program.leavable() {
                 if let Some(live) = driver.residency.get(entry) {
-                    let idle_ns = rung.known.lineage.idle_around_ns(storage);
+                    let idle_ns = idle_ns[storage.index()];
                     could.entry(entry).or_insert(Leavable { entry, bytes: live.bytes, idle_ns });
                 }
             }
@@ -110,7 +109,7 @@ impl Library {
         let budget_bytes = self.left_bytes(rung);
         let survey = |lineage: &Lineage| {
             let time = time_for(lineage.windows().len()) / SURVEYS;
-            let planner = Planner { limits: Limits::wall(time), ..SURVEY };
+            let planner = Planner { decodes: 0, portfolio: &PORTFOLIO[..1], limits: Limits::wall(time), threads: 0 };
             self.decider.plan(self.problem(trace, lineage, budget_bytes), &planner, Some(&rung.scheduled.plan)).planned
         };
         let mut lineage = Lineage::between(trace, edges);

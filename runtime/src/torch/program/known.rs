@@ -86,7 +86,7 @@ impl Scheduled {
 
     /// Whether the plan is predicted to exceed its budget.
     pub(crate) fn exceeds_budget(&self) -> bool {
-        self.prediction.is_some_and(|prediction| prediction.over_budget_bytes > 0)
+        self.prediction.is_some_and(|prediction| !prediction.fits())
     }
 }
 

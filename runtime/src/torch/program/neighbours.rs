@@ -1,5 +1,7 @@
 //! What comes before a program and after it, and what is away between them.
 
+use std::collections::HashSet;
+
 use super::Program;
 use crate::lineage::Edges;
 use crate::torch::shim::Entry;
@@ -162,8 +164,9 @@ impl Program {
     pub(crate) fn begins_without(&self, (away, leaving): &(Vec<Entry>, Vec<Entry>)) -> bool {
         let edges = self.ladder.rung().known.lineage.edges();
         let are_expected = |entries: &[Entry], expected: &[StorageId]| {
-            let stands = |entry: &Entry| self.standing.storage(*entry);
-            let is_expected = |entry| stands(entry).is_some_and(|storage| expected.contains(&storage));
+            let expected: HashSet<StorageId> = expected.iter().copied().collect();
+            let is_expected =
+                |entry: &Entry| self.standing.storage(*entry).is_some_and(|storage| expected.contains(&storage));
             entries.len() == expected.len() && entries.iter().all(is_expected)
         };
         are_expected(away, &edges.away) && are_expected(leaving, &edges.leaving)

@@ -155,7 +155,7 @@ impl Residency {
     pub(crate) fn at_risk(&mut self, accesses: &[RawAccess]) -> Result<Option<VersionId>, Fault> {
         while let Some(root) = self.written_root(accesses) {
             if !self.let_go(root)? {
-                return Ok(self.ancestry.dependents(root, self.dropped.iter().copied()).into_iter().next());
+                return Ok(self.ancestry.dependent(root, self.dropped.iter().copied()));
             }
         }
         Ok(None)
