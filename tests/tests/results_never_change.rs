@@ -3,7 +3,9 @@
 
 use plimsoll_env::workload::{ResnetArch, ResnetConfig, Workload, WorkloadConfig};
 use plimsoll_runtime::Action;
+use plimsoll_tests::budget::runtime;
 use plimsoll_tests::{Awkward, Recorded, Stage, build, one_at_a_time, plan_by, random_plan, shipped_workload};
+use tch::{Device, Kind, Tensor};
 
 /// Planned iterations, after one that only matches the loop to its trace.
 const PLANNED: usize = 6;
@@ -106,4 +108,74 @@ fn of_a_loop_that_accumulates_clips_and_retains_its_graph() {
     for seed in 0..4 {
         no_plan_changes(seed, || Awkward::new(seed), || Recorded::awkward(seed), |workload| workload.iterate(None));
     }
+}
+
+/// Each of two runtimes listens to iterations of its own. What dies in those of one is gone for the other, too, and its number may be
+/// that of memory which is not libtorch's.
+#[test]
+fn runtimes_that_take_turns_know_of_what_has_died() {
+    const COUNT: i64 = 1 << 18;
+    let _running = one_at_a_time();
+    let (_nothing_recorded, on) = (tch::no_grad_guard(), (Kind::Float, Device::Cpu));
+    let unit_bytes = 4 * COUNT as u64;
+    let mut one = runtime(plimsoll_tests::session().live_bytes() + 7 * unit_bytes / 2);
+    let mut other = runtime(u64::MAX);
+    let mut small = Tensor::zeros([16], on);
+    let kept = {
+        let _iteration = one.iteration();
+        small += 1;
+        Tensor::ones([COUNT], on) * 2
+    };
+    let mut owned = vec![1f32; COUNT as usize];
+    let batch = {
+        let _iteration = other.iteration();
+        small += 1;
+        drop(kept);
+        small += 1;
+        // SAFETY: the owner lives for longer, and is not moved.
+        let batch = unsafe { Tensor::from_blob(owned.as_ptr().cast(), &[COUNT], &[1], Kind::Float, Device::Cpu) };
+        assert_eq!(batch.sum(Kind::Float).double_value(&[]), COUNT as f64);
+        batch
+    };
+    let _others = [Tensor::empty([COUNT], on), Tensor::empty([COUNT], on)];
+    let _iteration = one.iteration();
+    let mut made = Tensor::empty([COUNT], on);
+    let made = [made.fill_(1.0), Tensor::empty([COUNT], on)];
+    drop(made);
+    owned.fill(7.0);
+    assert_eq!(batch.sum(Kind::Float).double_value(&[]), 7.0 * COUNT as f64, "what is not libtorch's was evicted");
+}
+
+/// What a runtime was not told of does not look as if it could be evicted.
+#[test]
+fn a_runtime_does_not_evict_what_died_while_another_listened() {
+    const COUNT: i64 = 1 << 16;
+    let _running = one_at_a_time();
+    let on = (Kind::Float, Device::Cpu);
+    let mut weights: Vec<Tensor> =
+        (0..3).map(|_| (Tensor::randn([256, 256], on) * 0.06).set_requires_grad(true)).collect();
+    let (mut one, mut other) =
+        (runtime(plimsoll_tests::session().live_bytes() + 5 * 4 * COUNT as u64), runtime(u64::MAX));
+    let mut metrics = Vec::new();
+    for iteration in 0..8 {
+        {
+            let _iteration = one.iteration();
+            let input = Tensor::randn([256, 256], on);
+            let hidden = weights.iter().fold(input, |hidden, weight| hidden.matmul(weight).tanh());
+            hidden.sum(Kind::Float).backward();
+            tch::no_grad(|| {
+                for weight in &mut weights {
+                    let step = weight.grad() * -1e-3;
+                    *weight += step;
+                    weight.zero_grad();
+                }
+            });
+            metrics.extend((0..60).map(|value| Tensor::full([2048], value, on)));
+        }
+        let _iteration = other.iteration();
+        metrics.clear();
+        Tensor::zeros([4096], on).sum(Kind::Float).double_value(&[]);
+        assert!(one.report().reactive_evictions < 20 * (iteration + 1), "{}", one.report());
+    }
+    assert!(one.report().reactive_evictions > 0, "everything had room: {}", one.report());
 }

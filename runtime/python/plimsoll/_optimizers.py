@@ -36,12 +36,14 @@ def _ends(lists):
 
 def _is_looked_at():
     """Whether a mode counts, or takes over, the operators that there would have been, or the functions."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if torch._C._len_torch_dispatch_stack() > 0:
         return True
     return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def _group_in_pieces(tensorlistlist, with_indices=False):
+    if torch.compiler.is_compiling():
+        return _group(tensorlistlist, with_indices)
     groups = _group(tensorlistlist, with_indices)
     if not _intercepted.is_under_way() or _is_looked_at():
         return groups

@@ -3,8 +3,8 @@
 import torch
 
 
-def _unseen(operator, *arguments):
-    # By no mode, and no class of tensors: the program has not called it.
+def unseen(operator, *arguments):
+    """What an operator of the runtime's returns, called by no mode and no class of tensors: the program has not called it."""
     with torch._C.DisableTorchFunction():
         return operator(*arguments)
 
@@ -14,13 +14,13 @@ def within(enter, use, results=lambda _: []):
 
     A signal may raise between any two calls: what is open is asked for, and not remembered.
     """
-    depth = _unseen(torch.ops.plimsoll.region_depth)
+    depth = unseen(torch.ops.plimsoll.region_depth)
     try:
-        _unseen(enter)
+        unseen(enter)
         returned = use()
-        _unseen(torch.ops.plimsoll.leave_region, results(returned))
+        unseen(torch.ops.plimsoll.leave_region, results(returned))
     except BaseException:
-        _unseen(torch.ops.plimsoll.fail_regions, depth)
+        unseen(torch.ops.plimsoll.fail_regions, depth)
         raise
     return returned
 

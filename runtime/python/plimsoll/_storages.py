@@ -1,18 +1,19 @@
 """What PyTorch does with a storage past the dispatcher: operators announce it."""
 
 import functools
+import inspect
+import types
 
 import torch
 
 from . import _intercepted
 from ._loaded import when_loaded
-from ._regions import tensors_in, touching, within
+from ._regions import tensors_in, touching, unseen, within
 
 _get_item = torch.UntypedStorage.__getitem__
 _share_cuda = torch.UntypedStorage._share_cuda_
 _write_file = torch.UntypedStorage._write_file
 _byteswap = torch.UntypedStorage.byteswap
-_set_rng_state = torch.random.set_rng_state
 _write_record = torch._C.PyTorchFileWriter.write_record
 _to_list, _to_numpy = torch.Tensor.tolist, torch.Tensor.numpy
 _array_interface = torch.Tensor.__cuda_array_interface__
@@ -22,13 +23,14 @@ _function = torch.jit.ScriptFunction
 def _replacing(change):
     """`change`, a method that gives a storage other bytes."""
 
+    @functools.wraps(change)
     def announced(storage, *how, **named):
         # What was dropped and is to be computed again from those that there are is restored before they go.
         if storage.nbytes() > 0:
-            torch.ops.plimsoll.replaces(storage)
+            unseen(torch.ops.plimsoll.replaces, storage)
         changed = change(storage, *how, **named)
         if storage.nbytes() > 0:
-            torch.ops.plimsoll.replaced(storage)
+            unseen(torch.ops.plimsoll.replaced, storage)
         return changed
 
     return announced
@@ -36,13 +38,13 @@ def _replacing(change):
 
 def _get_item_announced(storage, place):
     if isinstance(place, slice) and storage.nbytes() > 0:
-        torch.ops.plimsoll.lend(storage)
+        unseen(torch.ops.plimsoll.lend, storage)
     return _get_item(storage, place)
 
 
 def _share_cuda_announced(storage, *how):
     # With other processes.
-    torch.ops.plimsoll.lend(storage)
+    unseen(torch.ops.plimsoll.lend, storage)
     return _share_cuda(storage, *how)
 
 
@@ -64,30 +66,38 @@ def _write_record_announced(writer, name, data, *how):
 def _byteswap_announced(storage, dtype):
     if not _intercepted.is_under_way() or storage.nbytes() == 0:
         return _byteswap(storage, dtype)
-    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return touching([], [whole], lambda: _byteswap(storage, dtype))
 
 
 def _is_plain(tensor):
     """Whether it is an ordinary one that has bytes."""
-    return tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda)
+    with torch._C.DisableTorchFunction():
+        return tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda)
+
+
+def _storage_of(tensor):
+    return unseen(torch.Tensor.untyped_storage, tensor)
 
 
 def _lend(tensor):
     # Between iterations, too: it is shared when the next one begins.
     if _is_plain(tensor):
-        torch.ops.plimsoll.lend(tensor.untyped_storage())
+        unseen(torch.ops.plimsoll.lend, _storage_of(tensor))
 
 
+@functools.wraps(_to_list)
 def _to_list_announced(tensor):
-    if not _intercepted.is_under_way() or not _is_plain(tensor):
+    if torch.compiler.is_compiling() or not _intercepted.is_under_way() or not _is_plain(tensor):
         return _to_list(tensor)
-    return _reading(tensor.untyped_storage(), lambda: _to_list(tensor))
+    return _reading(_storage_of(tensor), lambda: _to_list(tensor))
 
 
 def _in_place(change):
     """`change`, a method that writes its tensor by a function of the program's, which may run any operators itself."""
 
+    @functools.wraps(change)
     def announced(tensor, *given, **named):
         for one in (tensor, *given, *named.values()):
             if isinstance(one, torch.Tensor):
@@ -97,13 +107,24 @@ def _in_place(change):
     return announced
 
 
-def _set_rng_state_announced(new_state):
-    if not _intercepted.is_under_way() or not isinstance(new_state, torch.Tensor):
-        return _set_rng_state(new_state)
-    return _reading(new_state.untyped_storage(), lambda: _set_rng_state(new_state))
+def _reading_state(set_state):
+    """`set_state`, which reads the tensor that it is given."""
+
+    def announced(new_state):
+        if not _intercepted.is_under_way() or not isinstance(new_state, torch.Tensor):
+            return set_state(new_state)
+        return _reading(_storage_of(new_state), lambda: set_state(new_state))
+
+    return announced
 
 
+@functools.wraps(_to_numpy)
 def _to_numpy_announced(tensor, **how):
+    if torch.compiler.is_compiling():
+        return _to_numpy(tensor, **how)
+    if how.get("force") and (tensor.is_conj() or tensor.is_neg()):
+        # What libtorch would make of it, and share.
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     _lend(tensor)
     return _to_numpy(tensor, **how)
 
@@ -132,7 +153,7 @@ def _told_apart_by_storage(identity):
     def told_apart(tensor):
         *before, address, version = identity(tensor)
         if address and _is_plain(tensor):
-            address = tensor.untyped_storage()._cdata, tensor.storage_offset() * tensor.element_size()
+            address = _storage_of(tensor)._cdata, tensor.storage_offset() * tensor.element_size()
         return *before, address, version
 
     return told_apart
@@ -171,9 +192,21 @@ def _held_by_exported(program):
     return tensors_in([*program.state_dict.values(), *program.constants.values(), *examples])
 
 
+def _redefine(function, change):
+    """Makes a function of Python's what `change` makes of it, for those, too, who have taken it out of its module already."""
+    before = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    before.__kwdefaults__ = function.__kwdefaults__
+    function.__signature__ = inspect.signature(before)
+
+    def call(*given, _plimsoll, **named):
+        return _plimsoll(*given, **named)
+
+    function.__code__, function.__defaults__, function.__kwdefaults__ = call.__code__, None, {"_plimsoll": change(before)}
+
+
 def _prepare_safetensors(module):
-    for name in ("save", "save_file"):
-        setattr(module, name, _saving_tensors(getattr(module, name)))
+    for function in (module.save, module.save_file):
+        _redefine(function, _saving_tensors)
 
 
 def _saving_tensors(save):
@@ -200,7 +233,7 @@ torch.Tensor.tolist = _to_list_announced
 torch.Tensor.apply_ = _in_place(torch.Tensor.apply_)
 torch.Tensor.map_ = _in_place(torch.Tensor.map_)
 torch.Tensor.map2_ = _in_place(torch.Tensor.map2_)
-torch.set_rng_state = torch.random.set_rng_state = _set_rng_state_announced
+_redefine(torch.random.set_rng_state, _reading_state)
 torch.Tensor.numpy = _to_numpy_announced
 torch._C._to_dlpack = torch.utils.dlpack.to_dlpack = torch.to_dlpack = _lending(torch._C._to_dlpack)
 torch._C._to_dlpack_versioned = _lending(torch._C._to_dlpack_versioned)
@@ -212,5 +245,5 @@ for _kind in (torch.jit.ScriptModule, torch.jit.RecursiveScriptModule):
         setattr(_kind, _name, _announcing(getattr(_kind, _name), _held_by_script))
 _function.save = _announcing(_function.save, _constants_of)
 _function.save_to_buffer = _announcing(_function.save_to_buffer, _constants_of)
-torch.export.save = _announcing(torch.export.save, _held_by_exported)
+_redefine(torch.export.save, lambda save: _announcing(save, _held_by_exported))
 when_loaded("safetensors.torch", _prepare_safetensors)

@@ -725,6 +725,29 @@ fn what_is_made_again_is_made_as_it_was() {
 }
 
 #[test]
+fn what_is_run_again_is_what_ran() {
+    let Some(ground) = ground() else { return };
+    ground.finds_the_same("run_again.py", "--recompute-alone", &[], ["--budget 1.44MB"]);
+}
+
+#[test]
+fn a_handler_of_a_signal_finds_what_it_saves() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let budgets = ["--budget 6MB", "--budget 4MB"];
+        ground.finds_the_same("signalled.py", &format!("--device {device}"), &[], budgets);
+    }
+}
+
+#[test]
+fn a_job_that_looks_at_what_it_runs_sees_its_own() {
+    let Some(ground) = ground() else { return };
+    let [untouched, within] = ["", "--budget 1GiB"].map(|budget| ground.alone("looked_at.py", budget));
+    assert_eq!(untouched["found"][3], serde_json::json!(["tolist"]), "{untouched}");
+    assert_eq!(within["found"], untouched["found"]);
+}
+
+#[test]
 fn what_is_used_by_its_address_is_there() {
     let Some(ground) = ground() else { return };
     let budgets = ["--budget 200kB", "--budget 140kB", "--budget 300kB --recompute-alone"];

@@ -41,6 +41,29 @@ void stand_by() {
   if (!c10::impl::tls_is_dispatch_key_included(kInterceptorKey)) set_keys(false);
 }
 
+namespace {
+enum Within : int64_t { None, AnIterations, ABystanders };
+
+void set_not_intercepted(bool on) {
+  for (c10::DispatchKey key : kNotIntercepted) c10::impl::tls_set_dispatch_key_excluded(key, on);
+}
+}  // namespace
+
+int64_t step_aside() {
+  auto local = c10::impl::tls_local_dispatch_key_set();
+  if (!local.included_.has(kInterceptorKey) || !local.excluded_.has_all(kNotIntercepted)) return None;
+  int64_t before = is_bystander() ? ABystanders : AnIterations;
+  c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, true);
+  set_not_intercepted(false);
+  return before;
+}
+
+void step_back(int64_t before) {
+  if (before == None) return;
+  set_not_intercepted(true);
+  c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before == ABystanders);
+}
+
 void intercept_this_thread(bool on) {
   set_keys(on);
   is_listening = on;

@@ -17,6 +17,10 @@ inline bool is_bystander() { return c10::impl::tls_local_dispatch_key_set().excl
 
 // This thread is one from now on, unless it is the one that is intercepted.
 void stand_by();
+// This thread goes on with something that is no part of the operator that it is within, as a bystander. How it was before, for
+// step_back(); 0 where it is within none, and nothing changes.
+int64_t step_aside();
+void step_back(int64_t before);
 // Switches interception of this thread on or off. When it comes on, whatever bystanders have begun unheard is over.
 void intercept_this_thread(bool on);
 // Whether anybody has ever listened in this process. Before, and in one that was forked, bystanders are left alone.

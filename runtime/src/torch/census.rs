@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::deaths::Deaths;
 use super::session::{Observer, Session, SessionError, Wish};
 use super::shim::{self, Entry, RawOperator, Recipe};
 use crate::locks::lock;
@@ -15,10 +16,10 @@ pub struct Census {
 }
 
 /// The recipes that there are.
-#[derive(Default)]
 struct Kept {
     /// By the shim's number of the first storage that the operator made.
     recipes: Vec<Option<Recipe>>,
+    deaths: Deaths,
     freed: Vec<Entry>,
 }
 
@@ -31,7 +32,8 @@ impl Census {
     /// An empty census. One that `keeps_recipes` has the recipe of every operator recorded, and keeps it for as long as
     /// what the operator made.
     pub fn new(session: Session, keeps_recipes: bool) -> Self {
-        Census { session, observing: Arc::new(Observing { keeps_recipes, kept: Mutex::default() }) }
+        let kept = Kept { recipes: Vec::new(), deaths: Deaths::new(), freed: Vec::new() };
+        Census { session, observing: Arc::new(Observing { keeps_recipes, kept: Mutex::new(kept) }) }
     }
 
     /// Is told of the operators of `body`.
@@ -64,10 +66,12 @@ impl Observing {
 
 impl Kept {
     fn absorb_freed(&mut self) {
+        let mut lose = |entry: Entry| self.recipes.get_mut(entry.index()).map(Option::take);
+        self.deaths.take_missed().into_iter().for_each(|entry| drop(lose(entry)));
         shim::take_freed(&mut self.freed);
         for entry in self.freed.drain(..) {
-            self.recipes.get_mut(entry.index()).map(Option::take);
-            shim::forget(entry);
+            lose(entry);
+            self.deaths.forget(entry);
         }
     }
 }

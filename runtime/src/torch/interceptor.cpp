@@ -34,26 +34,35 @@ class FactsTable {
   const OperatorFacts& of(const c10::OperatorHandle& handle) {
     // It stays where it is for as long as the operator is registered.
     const c10::OperatorName* key = &handle.operator_name();
-    const Table& table = *table_.load(std::memory_order_acquire);
-    for (size_t place = start(key, table);; ++place) {
-      const OperatorFacts* facts = table.places[place & (table.size - 1)].load(std::memory_order_acquire);
-      if (!facts) return add(handle, key);
-      if (facts->key == key) return *facts;
-    }
+    const OperatorFacts* known = find(key);
+    return C10_LIKELY(known != nullptr) ? *known : add(handle, key);
+  }
+
+  // The operator is registered no more. Another one may get its place.
+  void retire(const c10::OperatorHandle& handle) {
+    if (OperatorFacts* known = find(&handle.operator_name())) known->key.store(nullptr, std::memory_order_relaxed);
   }
 
  private:
   struct Table {
-    explicit Table(size_t places_count) : size(places_count), places(new std::atomic<const OperatorFacts*>[places_count]()) {}
+    explicit Table(size_t places_count) : size(places_count), places(new std::atomic<OperatorFacts*>[places_count]()) {}
     size_t size;  // a power of two
-    std::unique_ptr<std::atomic<const OperatorFacts*>[]> places;
+    std::unique_ptr<std::atomic<OperatorFacts*>[]> places;
   };
+
+  OperatorFacts* find(const c10::OperatorName* key) const {
+    const Table& table = *table_.load(std::memory_order_acquire);
+    for (size_t place = start(key, table);; ++place) {
+      OperatorFacts* facts = table.places[place & (table.size - 1)].load(std::memory_order_acquire);
+      if (!facts || facts->key.load(std::memory_order_relaxed) == key) return facts;
+    }
+  }
 
   static size_t start(const void* key, const Table& table) {
     return (reinterpret_cast<uintptr_t>(key) * 0x9e3779b97f4a7c15 >> 32) & (table.size - 1);
   }
 
-  static void place(Table& table, const OperatorFacts* facts) {
+  static void place(Table& table, OperatorFacts* facts) {
     size_t place = start(facts->key, table);
     while (table.places[place & (table.size - 1)].load(std::memory_order_relaxed)) ++place;
     table.places[place & (table.size - 1)].store(facts, std::memory_order_release);
@@ -86,6 +95,13 @@ class FactsTable {
 };
 
 FactsTable& facts_table = *new FactsTable();  // outlives every operator
+
+class Retiring : public c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override { facts_table.retire(handle); }
+};
+[[maybe_unused]] auto& retiring =
+    *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Retiring>()));
 
 // What libtorch's own fallback for Python excludes while the program's Python code runs an operator, but for the interceptor.
 constexpr c10::DispatchKeySet kAbovePython =
@@ -208,7 +224,19 @@ TORCH_LIBRARY_IMPL(plimsoll, CompositeExplicitAutograd, library) {
   library.impl("lend", &lend_storage);
   library.impl("touch", &touch);
 }
-// A program that is traced has not called them.
+// By no dispatch mode, and no class of tensors: the program has not called them.
+void run_unseen(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard unseen(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch}));
+  handle.callBoxed(stack);
+}
+void be_unseen(torch::Library& library) {
+  for (const char* name : {"replaces", "replaced", "read", "keep", "lend", "touch"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_unseen>());
+}
+TORCH_LIBRARY_IMPL(plimsoll, Python, library) { be_unseen(library); }
+TORCH_LIBRARY_IMPL(plimsoll, PreDispatch, library) { be_unseen(library); }
+// A program that is traced has not either.
 TORCH_LIBRARY_IMPL(plimsoll, Tracer, library) {
   for (const char* name : {"replaces", "replaced", "read", "lend", "touch"}) library.impl(name, torch::CppFunction::makeFallthrough());
 }

@@ -8,6 +8,7 @@ mod ancestry;
 mod backoff;
 pub mod census;
 pub mod copy;
+mod deaths;
 mod detector;
 mod driver;
 mod events;

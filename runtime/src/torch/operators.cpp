@@ -21,7 +21,7 @@ const Names kShapeOnly = {"empty_like", "zeros_like",  "ones_like", "full_like",
                           "new_empty",  "new_zeros",   "new_ones",  "new_full",  "new_empty_strided"};
 // They replace what their first argument holds without reading it.
 const Names kOverwriting = {"bernoulli_", "fill_", "zero_", "normal_", "uniform_", "copy_", "random_", "exponential_"};
-const Names kResizing = {"resize_", "resize_as_", "set_", "resize_output_"};
+const Names kResizing = {"resize_", "resize_as_", "set_", "_resize_output_"};
 // They write running statistics, whether the schema says so or not.
 const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",         "miopen_batch_norm",
                           "_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats",

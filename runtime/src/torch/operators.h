@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct Argument {
 struct OperatorFacts {
   c10::OperatorHandle handle;
   uint32_t name = 0;
-  const c10::OperatorName* key = nullptr;  // by which the interceptor finds these facts
+  std::atomic<const c10::OperatorName*> key{nullptr};  // by which the interceptor finds these facts; null once it is registered no more
   std::string text;
   std::vector<Argument> arguments;
   std::vector<size_t> tensor_arguments;  // those of another kind than Value

@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Driver, Ended, Shared};
+use super::driver::{Driver, Ended, Shared, lock_without_python};
 use super::library::{Library, Next};
 use super::program::Follows;
 use super::session::{Observer, Relay, SessionError};
@@ -160,7 +160,7 @@ impl Divider {
             evictable.any(|access| driver.residency.is_made_here(access.entry))
         };
         while lock(&self.parts).end_before(phase, recorded, uses_own) {
-            let is_loop = lock(&self.library).is_loop;
+            let is_loop = lock_without_python(&self.library).is_loop;
             if !self.shared.make_resident(is_loop)? {
                 break;
             }
@@ -177,7 +177,7 @@ impl Divider {
     ) -> Result<(), SessionError> {
         let ended = self.end(follows)?;
         shim::find_dead();
-        let next = next(&mut lock(&self.library), &mut self.shared.lock(), ended);
+        let next = next(&mut lock_without_python(&self.library), &mut self.shared.lock(), ended);
         self.go_on(next)
     }
 

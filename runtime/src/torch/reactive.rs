@@ -261,6 +261,10 @@ impl Residency {
 
     fn evict_by_swap(&mut self, entry: Entry) -> Result<(), Fault> {
         match self.offload(&[entry], Tier::Host, false) {
+            // It was let go of meanwhile, and somebody is about to say so.
+            Ok(()) if self.get(entry).is_some_and(|live| matches!(live.place, Place::Resident)) => {
+                self.lock(entry, "it has died");
+            }
             Ok(()) => self.report.reactive_evictions += 1,
             Err(Fault::Copy(_)) => {}
             Err(_) => self.lock(entry, "it could not be offloaded"),

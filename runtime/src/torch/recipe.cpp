@@ -192,6 +192,13 @@ void each_wrapped_number(const c10::IValue& value, One one) {
   }
 }
 
+// A value as it is now. A script may go on to change a list that it gave.
+c10::IValue lasting(const c10::IValue& value) {
+  if (C10_LIKELY(!value.isList())) return value;
+  auto list = value.toList();  // has it once more
+  return list.use_count() > 2 ? list.copy() : list;
+}
+
 // A storage of the right size for a tensor of which only the shape is read.
 Storage without_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes, c10::Device device) {
   int64_t elements = offset + 1;
@@ -387,7 +394,7 @@ void Recipe::add_values(const c10::IValue* arguments, bool has_numbers) {
   };
   for (size_t index = 0; index < facts_->arguments.size(); ++index) {
     if (facts_->arguments[index].kind == Argument::Value) {
-      add(arguments[index]);
+      add(lasting(arguments[index]));
     } else if (C10_UNLIKELY(has_numbers)) {
       each_wrapped_number(arguments[index], [&](const at::Tensor& number) { add(number_in(number)); });
     }
@@ -417,13 +424,14 @@ void RecipeDeleter::operator()(Recipe* recipe) const {
 }
 
 std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
+  TORCH_CHECK(facts_->key.load(), facts_->text, " cannot be run again: it is registered no more");
   torch::jit::Stack stack;
   stack.reserve(facts_->arguments.size());
-  Playback playback(word_begin(), value_begin(), storages);
-  for (const Argument& argument : facts_->arguments) stack.push_back(playback.argument(argument));
   {
     c10::impl::ForceDispatchKeyGuard keys_guard(c10::default_included_set, kAboveBackend);
     c10::AutoGradMode grad_guard(grad_mode_);
+    Playback playback(word_begin(), value_begin(), storages);
+    for (const Argument& argument : facts_->arguments) stack.push_back(playback.argument(argument));
     const c10::IValue* generator = has_generator_ ? value_begin() + value_count_ - 2 : nullptr;
     bool takes_another = generator && facts_->generator_argument >= 0;
     if (takes_another) stack[facts_->generator_argument] = as_it_was(generator);

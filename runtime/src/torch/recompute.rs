@@ -343,6 +343,7 @@ impl Residency {
         let results = match results {
             Ok(results) => results,
             Err(error) => {
+                self.discard_half_written(&read, &outputs)?;
                 for &entry in &job.locked {
                     // Let go of in another thread before it was read: it is made again, too.
                     if self.has_died(entry)? {
@@ -368,6 +369,15 @@ impl Residency {
             }
         }
         Ok(())
+    }
+
+    /// A rerun of what `read` some versions and wrote others has failed, perhaps half-way: what it was to write in place is not what it
+    /// was any more, and is made again.
+    fn discard_half_written(&mut self, read: &[VersionId], written: &[VersionId]) -> Result<(), Fault> {
+        let storages: Vec<Entry> = written.iter().map(|&version| self.ancestry.version(version).entry).collect();
+        let is_written = |version: &&VersionId| storages.contains(&self.ancestry.version(**version).entry);
+        let consumed: Vec<VersionId> = read.iter().filter(is_written).copied().collect();
+        consumed.into_iter().try_for_each(|version| self.release(version))
     }
 
     /// Puts what a rerun made, of what it `read`, into the storage that is dropped at it, or else beside the program.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tch::Tensor;
 
+use super::deaths::Deaths;
 use super::recording::{RecordedIteration, Recording, trace_of};
 use super::session::{Observer, Session, SessionError, Wish};
 use super::shim::{self, DeviceTiming, Entry, RawOperator};
@@ -38,19 +39,23 @@ pub struct Recorder {
 }
 
 /// Listens to one iteration after another.
-struct Listener(Mutex<Recording>);
+struct Listener {
+    recording: Mutex<Recording>,
+    deaths: Deaths,
+}
 
 impl Listener {
     fn lock(&self) -> MutexGuard<'_, Recording> {
-        lock(&self.0)
+        lock(&self.recording)
     }
 
-    fn absorb_freed(recording: &mut Recording) {
+    fn absorb_freed(&self, recording: &mut Recording) {
+        self.deaths.take_missed().into_iter().for_each(|entry| recording.freed(entry));
         let mut freed = Vec::new();
         shim::take_freed(&mut freed);
         for entry in freed {
             recording.freed(entry);
-            shim::forget(entry);
+            self.deaths.forget(entry);
         }
     }
 }
@@ -58,7 +63,7 @@ impl Listener {
 impl Recorder {
     /// A recorder with nothing recorded.
     pub fn new(session: Session) -> Self {
-        let listener = Arc::new(Listener(Mutex::new(Recording::default())));
+        let listener = Arc::new(Listener { recording: Mutex::default(), deaths: Deaths::new() });
         Recorder { session, listener, done: Vec::new(), marks: HashMap::new() }
     }
 
@@ -66,12 +71,10 @@ impl Recorder {
     /// to leave out. On a GPU every other one is asked only for what it takes as a whole: that is less than with marks for
     /// every operator.
     pub fn iteration<R>(&mut self, body: impl FnOnce() -> R) -> Result<R, RecordError> {
-        let mut freed = Vec::new();
-        shim::take_freed(&mut freed);
-        freed.into_iter().for_each(shim::forget);
         let known = self.done.last().map(RecordedIteration::survivors).unwrap_or_default();
-        let started = Instant::now();
-        *self.listener.lock() = Recording::begin(known, started);
+        let mut recording = Recording::begin(known, Instant::now());
+        self.listener.absorb_freed(&mut recording);
+        *self.listener.lock() = recording;
         self.session.reset_peak();
         let is_timed = self.session.times_in_passing() || self.done.len().is_multiple_of(2);
         shim::time_on_device(if is_timed { DeviceTiming::Operators } else { DeviceTiming::Makespan });
@@ -81,7 +84,7 @@ impl Recorder {
         shim::time_on_device(DeviceTiming::Nothing);
         let ended = Instant::now();
         let mut recording = std::mem::take(&mut *self.listener.lock());
-        Listener::absorb_freed(&mut recording);
+        self.listener.absorb_freed(&mut recording);
         let on_device = shim::take_device_times(recording.operators()).map_err(SessionError::from)?;
         self.done.push(recording.end(ended, self.session.peak_bytes(), on_device));
         Ok(result)
@@ -109,7 +112,7 @@ impl Observer for Listener {
     fn before(&self, _operator: &RawOperator) -> Result<Wish, String> {
         let arrived = Instant::now();
         let mut recording = self.lock();
-        Self::absorb_freed(&mut recording);
+        self.absorb_freed(&mut recording);
         recording.arrive(arrived, shim::live_bytes());
         Ok(Wish { recipe: false, watch: true, times: true })
     }

@@ -84,6 +84,9 @@ TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
   library.def("enter_read(Storage storage, str operator) -> ()");
   library.def("leave_region(Tensor[] results) -> ()");
   library.def("region_depth() -> int");
+  // See bystanders.h.
+  library.def("step_aside() -> int");
+  library.def("step_back(int before) -> ()");
   library.def("fail_regions(int depth) -> ()");
 }
 
@@ -92,12 +95,15 @@ void implement(torch::Library& library) {
   library.impl("enter_read", torch::CppFunction::makeFromBoxedFunction<&enter>());
   library.impl("leave_region", torch::CppFunction::makeFromBoxedFunction<&leave>());
   library.impl("region_depth", &depth);
+  library.impl("step_aside", &step_aside);
+  library.impl("step_back", &step_back);
   library.impl("fail_regions", &fail_to);
 }
 
 TORCH_LIBRARY_IMPL(plimsoll, CompositeImplicitAutograd, library) { implement(library); }
 // Neither does a dispatch mode count these or take them over, nor are they traced: the program has not called them.
 TORCH_LIBRARY_IMPL(plimsoll, Python, library) { implement(library); }
+TORCH_LIBRARY_IMPL(plimsoll, PreDispatch, library) { implement(library); }
 TORCH_LIBRARY_IMPL(plimsoll, Tracer, library) { implement(library); }
 
 }  // namespace

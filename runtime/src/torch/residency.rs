@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) use self::uses::Written;
 use super::ancestry::{Ancestry, MakerId, VersionId};
 use super::copy::{CopyEngine, CopyError, SlowCopy, Ticket};
+use super::deaths::Deaths;
 use super::events::Events;
 use super::reactive::Reactive;
 use super::report::IterationReport;
@@ -173,6 +174,7 @@ pub(crate) struct Residency {
     storages: u64,
     /// The number of the iteration under way, or of the part of one; another one once what it knew is forgotten.
     part: u32,
+    deaths: Deaths,
     freed: Vec<Entry>,
     died: Vec<Entry>,
     /// When an operator ended, the last one or one not long before it.
@@ -209,6 +211,7 @@ impl Residency {
             started: Instant::now(),
             storages: 0,
             part: 0,
+            deaths: Deaths::new(),
             freed: Vec::new(),
             died: Vec::new(),
             clock_ns: 0,
@@ -336,6 +339,9 @@ impl Residency {
     pub(crate) fn absorb_freed(&mut self) -> Result<(), Fault> {
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
+        for entry in self.deaths.take_missed() {
+            self.book_death(entry)?;
+        }
         while std::mem::take(&mut more) {
             if !shim::take_freed(&mut self.freed) {
                 return Ok(());
@@ -346,29 +352,35 @@ impl Residency {
                     used.push(entry);
                     continue;
                 }
-                if let Some(live) = self.get(entry) {
-                    let version = live.version;
-                    if matches!(live.place, Place::Offloading(_) | Place::Prefetching(_)) {
-                        self.dies_on_its_way(entry);
-                    }
-                    self.live[entry.index()] = None;
-                    if let Some(version) = version {
-                        if self.ancestry.version(version).is_dropped {
-                            self.dropped.remove(&version);
-                        }
-                        self.ancestry.lose(version);
-                        more |= self.ancestry.has_custody();
-                        self.take_custody()?;
-                    }
-                    self.held.remove(&entry);
-                    self.died.push(entry);
-                }
-                shim::forget(entry);
+                more |= self.book_death(entry)?;
+                self.deaths.forget(entry);
             }
             freed.append(&mut used);
             self.freed = freed;
         }
         Ok(())
+    }
+
+    /// Books that a storage has died, where it is known. Whether others were let go of for that.
+    fn book_death(&mut self, entry: Entry) -> Result<bool, Fault> {
+        let Some(live) = self.get(entry) else { return Ok(false) };
+        let version = live.version;
+        if matches!(live.place, Place::Offloading(_) | Place::Prefetching(_)) {
+            self.dies_on_its_way(entry);
+        }
+        self.live[entry.index()] = None;
+        let mut lets_go = false;
+        if let Some(version) = version {
+            if self.ancestry.version(version).is_dropped {
+                self.dropped.remove(&version);
+            }
+            self.ancestry.lose(version);
+            lets_go = self.ancestry.has_custody();
+            self.take_custody()?;
+        }
+        self.held.remove(&entry);
+        self.died.push(entry);
+        Ok(lets_go)
     }
 
     /// A storage has died whose bytes are being copied.

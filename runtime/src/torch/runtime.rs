@@ -28,7 +28,7 @@ use tch::Device;
 
 use super::copy::{CopyEngine, CopyError, HostEngine};
 use super::detector::Detector;
-use super::driver::{Driver, Open, Record, Shared, Wanted};
+use super::driver::{Driver, Open, Record, Shared, Wanted, lock_without_python};
 use super::library::{Decider, Library, Next};
 use super::parts::Divider;
 use super::reactive::Reactive;
@@ -38,7 +38,6 @@ use super::session::{Listening, Observer, Session, SessionError};
 use crate::baselines::BASELINES;
 use crate::file::{FileError, write_whole};
 use crate::hardware::{Link, SlowTiers};
-use crate::locks::lock;
 use crate::plan::ActionSet;
 use crate::planner::Planner;
 use crate::policy_file::PolicyFile;
@@ -262,7 +261,7 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
-        let divides = lock(&self.library).cuts().any();
+        let divides = lock_without_python(&self.library).cuts().any();
         let divider = || Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.library)));
         let divider = divides.then(divider);
         let observer = divider.clone().map_or(Arc::clone(&self.shared) as _, |divider| divider as Arc<dyn Observer>);
@@ -275,7 +274,7 @@ impl Runtime {
 
     /// Prepares an iteration by itself, or the first one of a loop.
     fn next(&self, is_loop: bool) -> Next {
-        let (mut library, mut driver) = (lock(&self.library), self.shared.lock());
+        let (mut library, mut driver) = (lock_without_python(&self.library), self.shared.lock());
         let was_loop = std::mem::replace(&mut library.is_loop, is_loop);
         driver.come_from_elsewhere(is_loop, was_loop);
         library.next(&mut driver)
@@ -306,18 +305,18 @@ impl Runtime {
 
     /// The line.
     pub fn budget(&self) -> Budget {
-        lock(&self.library).budget()
+        lock_without_python(&self.library).budget()
     }
 
     /// Draws the line elsewhere, from the next iteration on. Plans are made anew when that begins; where operators on lists are run in
     /// other pieces then, once the program has been seen again.
     pub fn set_budget(&self, budget: Budget) {
-        lock(&self.library).set_budget(budget);
+        lock_without_python(&self.library).set_budget(budget);
     }
 
     /// What the loop has done so far.
     pub fn report(&self) -> Report {
-        let library = lock(&self.library);
+        let library = lock_without_python(&self.library);
         let mut report = library.report.clone();
         let driver = self.shared.lock();
         report.budget_bytes = library.budget().0;
@@ -334,7 +333,7 @@ impl Runtime {
     /// the name of a product. Workloads are named after the family and what they do, so those of several jobs may be
     /// [saved in](Trace::save_in) one folder; the same one is the same file there, wherever it ran.
     pub fn traces(&self, family: &str, device: &str) -> Vec<Trace> {
-        let library = lock(&self.library);
+        let library = lock_without_python(&self.library);
         let driver = self.shared.lock();
         let named = |trace: &Trace| {
             let workload = format!("{family}-{}", &trace.fingerprint()[..8]);
@@ -369,7 +368,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         match open.close() {
-            Ok(ended) => lock(&self.library).after(&mut self.shared.lock(), ended),
+            Ok(ended) => lock_without_python(&self.library).after(&mut self.shared.lock(), ended),
             // The iteration goes on where it began.
             Err(SessionError::Forked) => {}
             // The next iteration tries again, and does not start before it succeeds.

@@ -42,7 +42,7 @@ fn with_written<R>(driver: &mut Driver, book: impl FnOnce(&mut Driver, &[Written
 }
 
 /// Locks while Python's threads go on: who holds the lock may have to wait for Python.
-fn lock_without_python<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock_without_python<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     try_lock(mutex).unwrap_or_else(|| shim::without_python(|| lock(mutex)))
 }
 

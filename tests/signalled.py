@@ -1,0 +1,53 @@
+"""A job that is told by a signal to save what it has learned, within an operator of its own.
+
+Prints as JSON what it has saved, and how often something was evicted."""
+
+import contextlib
+import io
+import signal
+
+import job
+import torch
+
+SIZE, LAYERS = 256, 10
+
+
+@torch.library.custom_op("job::interrupted", mutates_args=())
+def interrupted(numbers: torch.Tensor) -> torch.Tensor:
+    signal.raise_signal(signal.SIGUSR1)
+    return numbers + 1
+
+
+def step(weights):
+    hidden = torch.ones(SIZE, SIZE, device=weights[0].device)
+    for weight in weights:
+        hidden = torch.tanh(hidden @ weight)
+    hidden.pow(2).mean().backward()
+    with torch.no_grad():
+        interrupted(hidden)
+        for weight in weights:
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+
+
+def main():
+    runtime, device = job.begin(__doc__)
+    weights = [torch.randn(SIZE, SIZE, device=device, requires_grad=True) for _ in range(LAYERS)]
+    found = []
+
+    def save(*_):
+        saved = io.BytesIO()
+        torch.save(weights, saved)
+        saved.seek(0)
+        found.append([weight.double().sum().item() for weight in [*torch.load(saved), *weights]])
+
+    signal.signal(signal.SIGUSR1, save)
+    for _ in range(8):
+        with runtime.iteration() if runtime else contextlib.nullcontext():
+            step(weights)
+    found.append(signal.getsignal(signal.SIGUSR1) is save)
+    job.end(runtime, found)
+
+
+if __name__ == "__main__":
+    main()
