@@ -29,14 +29,14 @@ pub fn interval(mut statistic: impl FnMut(&mut Resampling) -> f64) -> [f64; 2] {
     [0.025, 0.975].map(|share| statistics[(share * (RESAMPLED - 1) as f64).round() as usize])
 }
 
-/// The middle one of `values`, the upper of two.
+/// The middle one of `values`, the mean of two.
 ///
 /// # Panics
 ///
 /// If there are none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
+    0.5 * (values[(values.len() - 1) / 2] + values[values.len() / 2])
 }
 
 #[cfg(test)]
@@ -57,6 +57,6 @@ mod tests {
     #[test]
     fn the_median_is_the_middle_one() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 3.0);
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
     }
 }

@@ -9,7 +9,8 @@
 //!
 //! Deviations: traces know no layers, so stretches of as many activations as each other are taken for them, as many as makes
 //! the fastest plan of 1, 2, 4, …; what else is resident at a layer is read off the trace, and so are its own times, where
-//! torchtitan reckons with means; and what the result lacks for the budget, which torchtitan finds out at run time, is evicted by the
+//! torchtitan reckons with means; what a layer hands on to later ones, which torchtitan keeps in any case, is decided like the rest; the
+//! host's memory has no limit; and what the result lacks for the budget, which torchtitan finds out at run time, is evicted by the
 //! rule of `cheapest`.
 
 use std::ops::Range;

@@ -39,7 +39,7 @@ pub const LEARNED_SEARCH: &str = "learned+search";
 /// The name of plans that a search found by itself, or from a baseline's plan.
 pub const SEARCH: &str = "search";
 
-/// The baselines that are asked, in this order: at nine of ten points of held-out members one of the first five is the best.
+/// The baselines that are asked, in this order: at three of four points of held-out members one of the first five is the best.
 /// Where nothing may be swapped, `dtr-swap` decides as `dtr` does, and `capuchin` as `msps`. Keep-all and chance are not
 /// among them.
 pub const PORTFOLIO: [&str; 21] = [

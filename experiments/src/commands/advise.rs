@@ -19,7 +19,7 @@ use crate::advice::report::{Advice, MethodAdvice, Point, Recommendation};
 use crate::chosen::Chosen;
 use crate::link::LinkFlag;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS, RecordedLoop};
-use crate::outputs::write_json;
+use crate::outputs::{require_outputs, write_json};
 use crate::progress;
 
 /// Flags.
@@ -78,6 +78,7 @@ fn batches(arguments: &Arguments, configured: i64) -> anyhow::Result<Vec<(i64, b
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     arguments.flags.require_cpu("advise")?;
+    require_outputs(&[("--json", arguments.json.as_ref())])?;
     let config = FamilyConfig::load(&arguments.config)?;
     let configured = config.workload(&arguments.workload)?.batch();
     let batches = batches(&arguments, configured)?;

@@ -50,7 +50,8 @@ pub struct Arguments {
     #[command(flatten)]
     planner: PlannerFlags,
     /// Run the baseline online, without a plan: dtr, dtr-eq, dtr-local, msps, lru or largest, recomputing alone
-    #[arg(long, conflicts_with_all = ["out", "json", "link", "decodes", "actions"])]
+    #[arg(long, conflicts_with_all = ["out", "json", "link", "actions", "time_limit", "decodes",
+        "search_ms", "search_plans", "search_seed", "search_threads"])]
     online: bool,
     /// Where to write the plan
     #[arg(long, value_name = "FILE")]

@@ -99,6 +99,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     if let Some(twice) = algorithms.iter().enumerate().find(|(index, name)| algorithms[..*index].contains(name)) {
         bail!("--algorithm: {} is named twice", twice.1.name());
     }
+    if algorithms[..algorithms.len() - 1].contains(&Algorithm::Dqn) {
+        bail!("--algorithm: no other starts from dqn, whose network sees only what DeepTM's does");
+    }
     // What was begun last goes on.
     let was_begun = |&number: &usize| arguments.resume && Stage::state(&arguments, number).exists();
     let first = (0..algorithms.len()).rev().find(was_begun).unwrap_or(0);

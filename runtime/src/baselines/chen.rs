@@ -6,7 +6,8 @@ use crate::sweep::Problem;
 /// Sublinear Memory Cost*, 2016).
 ///
 /// Deviations: the chain is the order in which the forward pass makes the storages that the backward pass reads;
-/// what nothing can rebuild is kept.
+/// what nothing can rebuild is kept. As there, the budget changes nothing: where that has room for everything, too, all but the
+/// √n are rebuilt.
 pub struct Chen;
 
 impl Policy for Chen {

@@ -8,7 +8,8 @@ use crate::policy::{Choice, Policy};
 ///
 /// Deviations: a storage that nothing can rebuild is swapped at its transfer time, where the paper would fail; the
 /// neighbourhood reaches one generation down; a choice counts from the start of the window, not from the moment of
-/// pressure; what is never used again costs nothing, for the trace knows it. [`super::online`] has the rule without these deviations.
+/// pressure; the trace knows what is to come, so what is never used again costs nothing to rebuild itself, and an ancestor that is dead
+/// by the time of the rebuild counts as evicted. [`super::online`] has the rule without these deviations.
 pub struct Dtr;
 
 impl Policy for Dtr {

@@ -21,7 +21,7 @@ const RANGE: f32 = 3.0;
 /// GPU Memory Management Framework for Deep Learning*, IEEE Transactions on Computers 2023; known to us by its abstract).
 ///
 /// Deviations: a coordinate is a window and not a tensor; the cost model is the timeline, with bytes over the budget at
-/// a price; coefficients and coding are ours to choose. A window that may not be recomputed reads that third as keep.
+/// a price; coefficients and coding are ours to choose; it moves for 40 rounds, where the paper's takes minutes. A window that may not be recomputed reads that third as keep.
 /// Where no particle has held the budget, what the best one lacks is evicted by price.
 pub struct Home {
     seed: u64,

@@ -106,6 +106,8 @@ struct Report<'a> {
     elapsed_seconds: f64,
     policies: Vec<PolicyLine>,
     hardware: &'a str,
+    /// What its copies cost, over a link of 1 GB/s.
+    copies: Link,
     planner: PlannerLine,
     reference_seconds: f64,
     skipped: Skipped,
@@ -150,6 +152,7 @@ struct ThisMachine {
 #[derive(Deserialize)]
 struct Earlier {
     hardware: String,
+    copies: Option<Link>,
     points: Vec<PointReport>,
 }
 
@@ -162,14 +165,15 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
         let Chosen::Learned { .. } = contestants[0].policy else { bail!("--sign: {} is no file", request.policy) };
         require_writable(Path::new(request.policy))?;
     }
+    let machine = Machine::find(&flags.hardware, Some(&request.config.path))?;
+    let copies = machine.link_of(1e9);
     let contest = Contest {
         contestants: &contestants,
         planner: request.planner.planner(),
         highs: flags.auto_perf_maxing.then(Highs::find).transpose()?,
         reference_time: Duration::try_from_secs_f64(flags.reference_seconds).context("--reference-seconds")?,
-        known: known(&flags.known, &flags.hardware)?,
+        known: known(&flags.known, &flags.hardware, copies)?,
     };
-    let machine = Machine::find(&flags.hardware, Some(&request.config.path))?;
     let traces = traces(&mut request, &machine, flags)?;
     let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
     let (points, skipped) = threads.install(|| compare(&contest, &traces, &machine, flags))?;
@@ -186,6 +190,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
             elapsed_seconds: started.elapsed().as_secs_f64(),
             policies: contestants.iter().map(PolicyLine::of).collect(),
             hardware: &flags.hardware,
+            copies,
             planner: PlannerLine::of(request.planner),
             reference_seconds: flags.reference_seconds,
             skipped,
@@ -239,13 +244,15 @@ fn sign(path: &str, contestant: &Contestant, summary: &[Summary]) -> anyhow::Res
     Ok(())
 }
 
-fn known(reports: &[PathBuf], hardware: &str) -> anyhow::Result<Known> {
+fn known(reports: &[PathBuf], hardware: &str, copies: Link) -> anyhow::Result<Known> {
     let mut points = Vec::new();
     for path in reports {
         let name = || path.display().to_string();
         let report: Earlier = serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)?;
         let theirs = report.hardware;
         ensure!(theirs == hardware, "--known {}: its times are those of {theirs}, not of {hardware}", path.display());
+        let same = report.copies == Some(copies);
+        ensure!(same, "--known {}: copies cost something else there than by {hardware}", path.display());
         points.extend(report.points);
     }
     Ok(Known::of(&points))
