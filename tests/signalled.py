@@ -1,8 +1,10 @@
-"""A job that is told by a signal to save what it has learned, within an operator of its own.
+"""A job that is told by a signal to save what it has learned, within an operator of its own. There, too, garbage is collected that
+still has something to say.
 
-Prints as JSON what it has saved, and how often something was evicted."""
+Prints as JSON what it has saved and was told, and how often something was evicted."""
 
 import contextlib
+import gc
 import io
 import signal
 
@@ -10,15 +12,26 @@ import job
 import torch
 
 SIZE, LAYERS = 256, 10
+told = []
+
+
+class Garbage:
+    def __init__(self, numbers):
+        self.numbers, self.itself = numbers, self
+
+    def __del__(self):
+        told.append(self.numbers.double().sum().item())
 
 
 @torch.library.custom_op("job::interrupted", mutates_args=())
 def interrupted(numbers: torch.Tensor) -> torch.Tensor:
     signal.raise_signal(signal.SIGUSR1)
+    gc.collect()
     return numbers + 1
 
 
 def step(weights):
+    Garbage(weights[0].detach() * 2)
     hidden = torch.ones(SIZE, SIZE, device=weights[0].device)
     for weight in weights:
         hidden = torch.tanh(hidden @ weight)
@@ -32,6 +45,7 @@ def step(weights):
 
 def main():
     runtime, device = job.begin(__doc__)
+    gc.disable()
     weights = [torch.randn(SIZE, SIZE, device=device, requires_grad=True) for _ in range(LAYERS)]
     found = []
 
@@ -45,7 +59,7 @@ def main():
     for _ in range(8):
         with runtime.iteration() if runtime else contextlib.nullcontext():
             step(weights)
-    found.append(signal.getsignal(signal.SIGUSR1) is save)
+    found += [told, signal.getsignal(signal.SIGUSR1) is save]
     job.end(runtime, found)
 
 

@@ -17,7 +17,6 @@ use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::lineage::EVICTION_FLOOR_BYTES;
 use plimsoll_runtime::planner::Planner;
 use plimsoll_runtime::search::Limits;
-use plimsoll_runtime::torch::copy::{Call, Fault, Faults, FaultyEngine};
 use plimsoll_runtime::torch::{Budget, CopiedBy, CopyError, Executor, HostEngine, RecordError, Recorder, Runtime};
 use plimsoll_runtime::trace::{Storage, StorageId};
 use plimsoll_runtime::{ActionSet, Lineage, Link, Problem, Trace};
@@ -31,6 +30,7 @@ use self::machine::{ELEMENTS_MAX, Machine, digests, digests_within};
 use self::program::Operation;
 pub use self::program::{Instruction, Program};
 use crate::beyond_tch::forget_origins;
+use crate::faulty::{Call, Fault, Faults, FaultyEngine};
 use crate::{random_plan, session};
 
 /// Iterations before the loop repeats itself, and those that a trace is made of.

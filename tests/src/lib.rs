@@ -5,6 +5,8 @@ mod awkward;
 pub mod beyond_tch;
 pub mod budget;
 pub mod command;
+#[path = "../../runtime/tests/support/faulty.rs"]
+pub mod faulty;
 pub mod fuzz;
 pub mod perceptron;
 pub mod python;

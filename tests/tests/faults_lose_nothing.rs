@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{self, FaultyEngine, SlowCopy, Ticket, TierUse};
+use plimsoll_runtime::torch::copy::{SlowCopy, Ticket, TierUse};
 use plimsoll_runtime::torch::{
     Budget, CopyEngine, CopyError, DeviceBytes, HostEngine, IterationReport, Report, Runtime,
 };
 use plimsoll_runtime::{ActionSet, PolicyFile};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under};
+use plimsoll_tests::faulty::{self, FaultyEngine};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, fast_link, one_at_a_time};
 
@@ -241,7 +242,7 @@ fn what_dead_workers_have_left_in_the_slow_tier_comes_back_without_them() {
     let mut runtime = swapping(engine, untouched.between(0.4));
     let mut workload = Perceptron::new(11);
     let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 2);
-    faults.inject(copy::Call::Prefetch, 0, copy::Fault::WorkersDie);
+    faults.inject(faulty::Call::Prefetch, 0, faulty::Fault::WorkersDie);
     {
         let _iteration = runtime.iteration();
         assert!(workload.try_iterate(Course::Fail(384)).is_err());

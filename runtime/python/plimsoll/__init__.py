@@ -14,7 +14,7 @@ if not torch.__version__.startswith(_LIBTORCH):
 from ._plimsoll import Guard, Loop, Runtime, stand_by  # noqa: E402
 
 # What programs do past the dispatcher, by operators of the extension.
-from . import _compiled, _composites, _higher_order, _optimizers, _signals, _storages, _streams, _threads  # noqa: E402, F401
+from . import _compiled, _composites, _higher_order, _interruptions, _optimizers, _storages, _streams, _threads  # noqa: E402, F401
 from ._kernels import by_address  # noqa: E402
 from . import _uncompiled  # noqa: E402, F401
 

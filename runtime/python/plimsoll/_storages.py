@@ -1,7 +1,6 @@
 """What PyTorch does with a storage past the dispatcher: operators announce it."""
 
 import functools
-import inspect
 import types
 
 import torch
@@ -72,7 +71,9 @@ def _byteswap_announced(storage, dtype):
 
 
 def _is_plain(tensor):
-    """Whether it is an ordinary one that has bytes."""
+    """Whether it is an ordinary one that has bytes. Under a transform of functorch's, tensors stand for others."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
     with torch._C.DisableTorchFunction():
         return tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda)
 
@@ -89,7 +90,7 @@ def _lend(tensor):
 
 @functools.wraps(_to_list)
 def _to_list_announced(tensor):
-    if torch.compiler.is_compiling() or not _intercepted.is_under_way() or not _is_plain(tensor):
+    if torch.compiler.is_dynamo_compiling() or not _intercepted.is_under_way() or not _is_plain(tensor):
         return _to_list(tensor)
     return _reading(_storage_of(tensor), lambda: _to_list(tensor))
 
@@ -120,9 +121,9 @@ def _reading_state(set_state):
 
 @functools.wraps(_to_numpy)
 def _to_numpy_announced(tensor, **how):
-    if torch.compiler.is_compiling():
-        return _to_numpy(tensor, **how)
-    if how.get("force") and (tensor.is_conj() or tensor.is_neg()):
+    if torch.compiler.is_dynamo_compiling():
+        return tensor.numpy(**how)
+    if how.get("force") and any(unseen(asks, tensor) for asks in (torch.Tensor.is_conj, torch.Tensor.is_neg)):
         # What libtorch would make of it, and share.
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     _lend(tensor)
@@ -165,7 +166,7 @@ def _announcing(save, held):
     def announced(*what, **how):
         if not _intercepted.is_under_way():
             return save(*what, **how)
-        return touching(held(what[0] if what else how["ep"]), [], lambda: save(*what, **how))
+        return touching(held(what[0] if what else how.get("ep")), [], lambda: save(*what, **how))
 
     return announced
 
@@ -188,6 +189,8 @@ def _held_by_script(module):
 
 
 def _held_by_exported(program):
+    if not isinstance(program, torch.export.ExportedProgram):
+        return []
     examples = torch.utils._pytree.tree_leaves(program.example_inputs)
     return tensors_in([*program.state_dict.values(), *program.constants.values(), *examples])
 
@@ -195,8 +198,8 @@ def _held_by_exported(program):
 def _redefine(function, change):
     """Makes a function of Python's what `change` makes of it, for those, too, who have taken it out of its module already."""
     before = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
-    before.__kwdefaults__ = function.__kwdefaults__
-    function.__signature__ = inspect.signature(before)
+    before.__kwdefaults__, before.__annotations__ = function.__kwdefaults__, function.__annotations__
+    function.__wrapped__ = before
 
     def call(*given, _plimsoll, **named):
         return _plimsoll(*given, **named)
@@ -229,6 +232,8 @@ torch.UntypedStorage._share_cuda_ = _share_cuda_announced
 torch.UntypedStorage.byteswap = _byteswap_announced
 torch.UntypedStorage._write_file = _write_file_announced
 torch._C.PyTorchFileWriter.write_record = _write_record_announced
+# Dynamo asks methods of tensors for it.
+_to_list_announced.__objclass__ = _to_numpy_announced.__objclass__ = torch._C.TensorBase
 torch.Tensor.tolist = _to_list_announced
 torch.Tensor.apply_ = _in_place(torch.Tensor.apply_)
 torch.Tensor.map_ = _in_place(torch.Tensor.map_)

@@ -1,6 +1,7 @@
 """What this package does beside a program is not the program's: where Dynamo breaks a graph it would trace it. To be loaded last.
 
-But for what stands where something does that Dynamo traces: there it finds that, by `torch.compiler.is_compiling()`."""
+But for what takes the place of a function that Dynamo knows, or traces: to it, that is what was there before.
+"""
 
 import sys
 import types

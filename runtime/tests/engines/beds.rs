@@ -5,10 +5,11 @@ use std::sync::Arc;
 use plimsoll_runtime::Link;
 use plimsoll_runtime::hardware::Tier;
 use plimsoll_runtime::torch::copy::{
-    CopiedBy, CopyEngine, FaultyEngine, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
+    CopiedBy, CopyEngine, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
 };
 use tempfile::TempDir;
 
+use crate::faulty::FaultyEngine;
 use crate::simulated::Simulated;
 
 /// An engine, its device, and the tiers that it has.

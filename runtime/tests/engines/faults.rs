@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{
-    Call, CopiedBy, CopyEngine, CopyError, DeviceBytes, Fault, FaultyEngine, HostEngine, TieredEngine,
-};
+use plimsoll_runtime::torch::copy::{CopiedBy, CopyEngine, CopyError, DeviceBytes, HostEngine, TieredEngine};
 
 use crate::beds::{Block, file};
 use crate::draw::Draw;
+use crate::faulty::{Call, Fault, FaultyEngine};
 
 /// An engine whose workers can be killed.
 trait Mortal: CopyEngine {

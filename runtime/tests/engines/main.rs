@@ -4,6 +4,8 @@ mod beds;
 mod contract;
 mod draw;
 mod faults;
+#[path = "../support/faulty.rs"]
+mod faulty;
 mod ordering;
 mod processes;
 mod simulated;

@@ -229,6 +229,12 @@ impl<'a> Machine<'a> {
                 let index = Tensor::f_randint(rows, [rows, columns], (Kind::Int64, Device::Cpu))?;
                 a.f_mul_scalar(0.5)?.f_scatter_add(0, &index, &a)?
             }
+            // What it writes is written before it asks for memory.
+            Operation::IndexPut if step.c % 4 == 3 => {
+                let index = Tensor::f_randint(rows, [(rows / 2).max(1)], (Kind::Int64, Device::Cpu))?;
+                let source = a.f_slice(0, 0, (rows / 2).max(1), 1)?;
+                a.f_mul_scalar(0.5)?.f_index_reduce_(0, &index, &source, "mean", true)?
+            }
             Operation::IndexPut => {
                 let index = Tensor::f_randint(rows, [(rows / 2).max(1)], (Kind::Int64, Device::Cpu))?;
                 let values = a.f_slice(0, 0, (rows / 2).max(1), 1)?.f_mul_scalar(2.0)?;

@@ -9,12 +9,10 @@
 //! | [`FileEngine`] | an unlinked file |
 //! | [`StreamEngine`] | page-locked memory, copied to by a device's copy streams ([`Device`]) |
 //! | [`TieredEngine`] | a host engine and a file engine, by tier |
-//! | [`FaultyEngine`] | another engine that is made to fail |
 
 mod channel;
 mod device;
 mod extents;
-mod faulty;
 mod file;
 mod gather;
 mod host;
@@ -32,7 +30,6 @@ use crate::hardware::Tier;
 
 pub use channel::CopiedBy;
 pub use device::{Device, DeviceCallError, EventId, StreamId};
-pub use faulty::{Call, Fault, Faults, FaultyEngine};
 pub use file::{FileEngine, FileTier};
 pub use host::HostEngine;
 pub use measured::{ChannelUse, TierCopies};

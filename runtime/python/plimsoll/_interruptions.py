@@ -1,13 +1,17 @@
-"""Handlers of signals run between any two steps of Python's, within a compiled graph's as well, which is one operator to the runtime:
-its thread's operators are not looked at then, and those of a handler, which saves what has been learned, say, are none of it. They
-are a bystander's.
+"""Handlers of signals, and finalizers of what is collected as garbage, run between any two steps of Python's, within a compiled graph's
+as well, which is one operator to the runtime: its thread's operators are not looked at then, and those of a handler, which saves what
+has been learned, say, are none of it. They are a bystander's.
 """
 
+import atexit
+import functools
+import gc
 import signal
 import types
 
 import torch
 
+from . import _intercepted
 from ._regions import unseen
 
 _signal, _getsignal = signal.signal, signal.getsignal
@@ -38,14 +42,31 @@ def _aside(handler):
     return _Aside(handler) if is_program else handler
 
 
-def _signal_aside(number, handler):
-    return _own(_signal(number, _aside(handler)))
+@functools.wraps(_signal)
+def _signal_aside(signalnum, handler):
+    return _own(_signal(signalnum, _aside(handler)))
 
 
-def _getsignal_own(number):
-    return _own(_getsignal(number))
+@functools.wraps(_getsignal)
+def _getsignal_own(signalnum):
+    return _own(_getsignal(signalnum))
 
 
+# There is one collection at a time.
+_before_collection = 0
+
+
+def _collect_aside(phase, _):
+    global _before_collection
+    if phase == "start":
+        _before_collection = unseen(torch.ops.plimsoll.step_aside) if _intercepted.is_within_operator() else 0
+    elif _before_collection:
+        unseen(torch.ops.plimsoll.step_back, _before_collection)
+
+
+gc.callbacks.append(_collect_aside)
+# What is collected after the end of the program is in nobody's iteration.
+atexit.register(gc.callbacks.remove, _collect_aside)
 signal.signal, signal.getsignal = _signal_aside, _getsignal_own
 for _number in signal.valid_signals():
     _before = _getsignal(_number)

@@ -1,12 +1,11 @@
 //! An engine that is made to fail, to test what stands above it.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies, TierUse};
-use crate::hardware::Tier;
-use crate::locks::lock;
+use plimsoll_runtime::hardware::Tier;
+use plimsoll_runtime::torch::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies, TierUse};
 
 /// A call that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +53,7 @@ impl Faults {
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
-        lock(&self.0)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What this call meets.
