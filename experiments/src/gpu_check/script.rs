@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Deadline, Member, Request, telling_line};
 
 /// The programs and what they import, written for PyTorch 2.11.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 13] = [
     ("models.py", include_str!("models.py")),
     (PLAIN_PYTORCH, include_str!("plain_pytorch.py")),
     (BUDGETED_JOB, include_str!("budgeted_job.py")),
@@ -24,6 +24,7 @@ const FILES: [(&str, &str); 12] = [
     ("list_operators.py", include_str!("../../../tests/list_operators.py")),
     ("one_kernel.py", include_str!("../../../tests/one_kernel.py")),
     ("side_streams.py", include_str!("../../../tests/side_streams.py")),
+    ("signalled.py", include_str!("../../../tests/signalled.py")),
 ];
 /// PyTorch's own means.
 pub const PLAIN_PYTORCH: &str = "plain_pytorch.py";

@@ -50,7 +50,7 @@ enum Left {
 type Job = (&'static str, &'static str, &'static str, Left);
 
 /// What may be cut short stands last. A process that is alone shards without a gather. The first of them on the CPU, too.
-const JOBS: [Job; 19] = [
+const JOBS: [Job; 20] = [
     ("lent.py", "", "", Left::Bytes(3_600_000)),
     ("python_job.py", "--compiled", "--policy dtr", Left::Percent(70)),
     ("bystanders.py", "--iterations 20", "", Left::Bytes(2_700_000)),
@@ -58,6 +58,7 @@ const JOBS: [Job; 19] = [
     ("gathers.py", "", "", Left::Bytes(170_000)),
     ("one_kernel.py", "", "", Left::Bytes(3_000_000)),
     ("side_streams.py", "", "", Left::Bytes(1_200_000)),
+    ("signalled.py", "", "", Left::Bytes(5_000_000)),
     ("python_job.py", "--shared sharded --backend nccl --iterations 16", "", Left::Percent(75)),
     ("deep_copies.py", "", "", Left::Bytes(1_000_000)),
     ("python_job.py", "--iterations 16", "", Left::Percent(70)),

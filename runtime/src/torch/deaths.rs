@@ -35,18 +35,21 @@ impl Deaths {
 
     /// The numbers of storages of whose deaths others were told since the last call. They may be those of other storages by now, which
     /// are not known by them yet.
-    pub(crate) fn take_missed(&self) -> BTreeSet<Entry> {
-        match self.missed.is_any.swap(false, Ordering::Acquire) {
-            true => std::mem::take(&mut lock(&self.missed.entries)),
-            false => BTreeSet::new(),
+    pub(crate) fn take_missed(&self) -> Option<BTreeSet<Entry>> {
+        if !self.missed.is_any.load(Ordering::Acquire) {
+            return None;
         }
+        let mut entries = lock(&self.missed.entries);
+        self.missed.is_any.store(false, Ordering::Release);
+        Some(std::mem::take(&mut entries))
     }
 
     /// The number of a storage of whose death this one was told is free.
     pub(crate) fn forget(&self, entry: Entry) {
         if LISTENERS.load(Ordering::Acquire) > 1 {
             for other in lock(&MISSED).iter().filter(|other| !Arc::ptr_eq(other, &self.missed)) {
-                lock(&other.entries).insert(entry);
+                let mut entries = lock(&other.entries);
+                entries.insert(entry);
                 other.is_any.store(true, Ordering::Release);
             }
         }

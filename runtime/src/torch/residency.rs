@@ -339,8 +339,8 @@ impl Residency {
     pub(crate) fn absorb_freed(&mut self) -> Result<(), Fault> {
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
-        for entry in self.deaths.take_missed() {
-            self.book_death(entry)?;
+        if let Some(missed) = self.deaths.take_missed() {
+            missed.into_iter().try_for_each(|entry| self.book_death(entry).map(drop))?;
         }
         while std::mem::take(&mut more) {
             if !shim::take_freed(&mut self.freed) {
