@@ -261,9 +261,11 @@ impl Residency {
 
     fn evict_by_swap(&mut self, entry: Entry) -> Result<(), Fault> {
         match self.offload(&[entry], Tier::Host, false) {
-            // It was let go of meanwhile, and somebody is about to say so.
+            // It was let go of meanwhile, and somebody is about to say so, which gives its bytes back.
             Ok(()) if self.get(entry).is_some_and(|live| matches!(live.place, Place::Resident)) => {
-                self.lock(entry, "it has died");
+                if !self.has_died(entry)? {
+                    self.lock(entry, "it has died");
+                }
             }
             Ok(()) => self.report.reactive_evictions += 1,
             Err(Fault::Copy(_)) => {}
