@@ -17,6 +17,16 @@ from ._regions import unseen
 _signal, _getsignal = signal.signal, signal.getsignal
 
 
+def _step_aside():
+    """How this thread was before it became a bystander; 0 where it is within no operator, which is nearly always."""
+    return unseen(torch.ops.plimsoll.step_aside) if _intercepted.is_within_operator() else 0
+
+
+def _step_back(before):
+    if before:
+        unseen(torch.ops.plimsoll.step_back, before)
+
+
 class _Aside:
     """A handler of the program's, with its thread as a bystander where it is within an operator."""
 
@@ -26,10 +36,10 @@ class _Aside:
     def __call__(self, *signalled):
         before = 0
         try:
-            before = unseen(torch.ops.plimsoll.step_aside)
+            before = _step_aside()
             return self.handler(*signalled)
         finally:
-            unseen(torch.ops.plimsoll.step_back, before)
+            _step_back(before)
 
 
 def _own(handler):
@@ -59,9 +69,9 @@ _before_collection = 0
 def _collect_aside(phase, _):
     global _before_collection
     if phase == "start":
-        _before_collection = unseen(torch.ops.plimsoll.step_aside) if _intercepted.is_within_operator() else 0
-    elif _before_collection:
-        unseen(torch.ops.plimsoll.step_back, _before_collection)
+        _before_collection = _step_aside()
+    else:
+        _step_back(_before_collection)
 
 
 gc.callbacks.append(_collect_aside)

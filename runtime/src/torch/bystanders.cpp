@@ -22,6 +22,13 @@ void set_keys(bool is_intercepted) {
   c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, !is_intercepted && stands_by);
 }
 
+void set_not_intercepted(bool on) {
+  for (c10::DispatchKey key : kNotIntercepted) c10::impl::tls_set_dispatch_key_excluded(key, on);
+}
+
+// Whose operator a thread was within that has stepped aside.
+enum Within : int64_t { None, AnIterations, ABystanders };
+
 // What Python has for this, in a process that is one of Python's.
 struct Python {
   int (*holds)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
@@ -40,14 +47,6 @@ void stand_by() {
   stands_by = true;
   if (!c10::impl::tls_is_dispatch_key_included(kInterceptorKey)) set_keys(false);
 }
-
-namespace {
-enum Within : int64_t { None, AnIterations, ABystanders };
-
-void set_not_intercepted(bool on) {
-  for (c10::DispatchKey key : kNotIntercepted) c10::impl::tls_set_dispatch_key_excluded(key, on);
-}
-}  // namespace
 
 int64_t step_aside() {
   auto local = c10::impl::tls_local_dispatch_key_set();

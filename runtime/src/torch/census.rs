@@ -66,13 +66,8 @@ impl Observing {
 
 impl Kept {
     fn absorb_freed(&mut self) {
-        let mut lose = |entry: Entry| self.recipes.get_mut(entry.index()).map(Option::take);
-        self.deaths.take_missed().into_iter().flatten().for_each(|entry| drop(lose(entry)));
-        shim::take_freed(&mut self.freed);
-        for entry in self.freed.drain(..) {
-            lose(entry);
-            self.deaths.forget(entry);
-        }
+        let Kept { recipes, deaths, freed } = self;
+        deaths.tell(freed, |entry| drop(recipes.get_mut(entry.index()).map(Option::take)));
     }
 }
 

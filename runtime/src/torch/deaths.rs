@@ -44,6 +44,16 @@ impl Deaths {
         Some(std::mem::take(&mut entries))
     }
 
+    /// Tells of every storage that has died since the last call, and frees its number. `freed` is room to do it in.
+    pub(crate) fn tell(&self, freed: &mut Vec<Entry>, mut died: impl FnMut(Entry)) {
+        self.take_missed().into_iter().flatten().for_each(&mut died);
+        shim::take_freed(freed);
+        for entry in freed.drain(..) {
+            died(entry);
+            self.forget(entry);
+        }
+    }
+
     /// The number of a storage of whose death this one was told is free.
     pub(crate) fn forget(&self, entry: Entry) {
         if LISTENERS.load(Ordering::Acquire) > 1 {

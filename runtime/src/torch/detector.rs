@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Shared, lock_without_python};
+use super::driver::Shared;
 use super::library::Library;
+use super::lock::Lock;
 use super::parts::Divider;
 use super::period::{PeriodDetector, Step};
 use super::program::{Follows, put};
@@ -66,7 +67,7 @@ impl Stream {
 }
 
 impl Detector {
-    pub(super) fn new(shared: Arc<Shared>, library: Arc<Mutex<Library>>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, library: Arc<Lock<Library>>) -> Self {
         Detector { divider: Divider::new(shared, library), stream: Mutex::default() }
     }
 
@@ -79,7 +80,7 @@ impl Detector {
     pub(super) fn end(&self) -> Result<(), SessionError> {
         let Divider { shared, library, .. } = &self.divider;
         let ended = self.divider.end(Follows::Unheard)?;
-        lock_without_python(library).after(&mut shared.lock(), ended);
+        library.lock().after(&mut shared.lock(), ended);
         Ok(())
     }
 
@@ -98,7 +99,7 @@ impl Detector {
         if shared.lock().has_started() {
             return self.turn();
         }
-        let next = lock_without_python(library).next(&mut shared.lock());
+        let next = library.lock().next(&mut shared.lock());
         self.divider.go_on(next)
     }
 
@@ -113,10 +114,10 @@ impl Detector {
             return (step, false);
         }
         // What is divided from an iteration is what comes before it: all since the last update.
-        let early = stream.period.is_updated() && lock_without_python(library).cuts().after_prelude;
+        let early = stream.period.is_updated() && library.lock().cuts().after_prelude;
         let begins = stream.period.push(step, early, shim::live_bytes(), || shared.lock().bytes_if_resident());
         // Where what has to be resident there exceeds the budget is none.
-        let fits = begins.is_some_and(|bytes| lock_without_python(library).may_pause(bytes));
+        let fits = begins.is_some_and(|bytes| library.lock().may_pause(bytes));
         if begins.is_some() && !fits {
             stream.period.reject();
         }

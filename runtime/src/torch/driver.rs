@@ -16,7 +16,7 @@ mod wanted;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
-pub(crate) use self::shared::{Open, Shared, lock_without_python};
+pub(crate) use self::shared::{Open, Shared};
 pub(crate) use self::wanted::{Ended, Expected, Record, Wanted};
 use super::ancestry::MakerId;
 use super::ladder::{Fit, Rung};

@@ -15,6 +15,7 @@ mod events;
 pub mod executor;
 mod ladder;
 mod library;
+mod lock;
 mod names;
 mod parts;
 mod period;

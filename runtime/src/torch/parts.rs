@@ -8,8 +8,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Driver, Ended, Shared, lock_without_python};
+use super::driver::{Driver, Ended, Shared};
 use super::library::{Library, Next};
+use super::lock::Lock;
 use super::program::Follows;
 use super::session::{Observer, Relay, SessionError};
 use super::shim::{self, RawOperator};
@@ -131,13 +132,13 @@ impl Parts {
 /// Divides the iterations of a loop.
 pub(super) struct Divider {
     pub(super) shared: Arc<Shared>,
-    pub(super) library: Arc<Mutex<Library>>,
+    pub(super) library: Arc<Lock<Library>>,
     parts: Mutex<Parts>,
 }
 
 impl Divider {
     /// On the thread of the loop.
-    pub(super) fn new(shared: Arc<Shared>, library: Arc<Mutex<Library>>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, library: Arc<Lock<Library>>) -> Self {
         Divider { shared, library, parts: Mutex::new(Parts { recorded: shim::recorded(), ..Parts::default() }) }
     }
 
@@ -160,7 +161,7 @@ impl Divider {
             evictable.any(|access| driver.residency.is_made_here(access.entry))
         };
         while lock(&self.parts).end_before(phase, recorded, uses_own) {
-            let is_loop = lock_without_python(&self.library).is_loop;
+            let is_loop = self.library.lock().is_loop;
             if !self.shared.make_resident(is_loop)? {
                 break;
             }
@@ -177,7 +178,7 @@ impl Divider {
     ) -> Result<(), SessionError> {
         let ended = self.end(follows)?;
         shim::find_dead();
-        let next = next(&mut lock_without_python(&self.library), &mut self.shared.lock(), ended);
+        let next = next(&mut self.library.lock(), &mut self.shared.lock(), ended);
         self.go_on(next)
     }
 

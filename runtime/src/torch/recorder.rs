@@ -50,13 +50,7 @@ impl Listener {
     }
 
     fn absorb_freed(&self, recording: &mut Recording) {
-        self.deaths.take_missed().into_iter().flatten().for_each(|entry| recording.freed(entry));
-        let mut freed = Vec::new();
-        shim::take_freed(&mut freed);
-        for entry in freed {
-            recording.freed(entry);
-            self.deaths.forget(entry);
-        }
+        self.deaths.tell(&mut Vec::new(), |entry| recording.freed(entry));
     }
 }
 

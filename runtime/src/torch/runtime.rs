@@ -22,14 +22,15 @@
 
 use std::marker::PhantomData;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tch::Device;
 
 use super::copy::{CopyEngine, CopyError, HostEngine};
 use super::detector::Detector;
-use super::driver::{Driver, Open, Record, Shared, Wanted, lock_without_python};
+use super::driver::{Driver, Open, Record, Shared, Wanted};
 use super::library::{Decider, Library, Next};
+use super::lock::Lock;
 use super::parts::Divider;
 use super::reactive::Reactive;
 use super::report::Report;
@@ -207,7 +208,7 @@ impl Builder {
             self.plans_max,
             !session.times_in_passing(),
         );
-        Ok(Runtime { session, shared: Arc::new(Shared::new(driver)), library: Arc::new(Mutex::new(library)) })
+        Ok(Runtime { session, shared: Arc::new(Shared::new(driver)), library: Arc::new(Lock::new(library)) })
     }
 }
 
@@ -215,7 +216,7 @@ impl Builder {
 pub struct Runtime {
     session: Session,
     shared: Arc<Shared>,
-    library: Arc<Mutex<Library>>,
+    library: Arc<Lock<Library>>,
 }
 
 impl Drop for Runtime {
@@ -261,7 +262,7 @@ impl Runtime {
 
     /// The same for a caller that cannot borrow the runtime meanwhile.
     pub fn start(&self) -> Result<Running, SessionError> {
-        let divides = lock_without_python(&self.library).cuts().any();
+        let divides = self.library.lock().cuts().any();
         let divider = || Arc::new(Divider::new(Arc::clone(&self.shared), Arc::clone(&self.library)));
         let divider = divides.then(divider);
         let observer = divider.clone().map_or(Arc::clone(&self.shared) as _, |divider| divider as Arc<dyn Observer>);
@@ -274,7 +275,7 @@ impl Runtime {
 
     /// Prepares an iteration by itself, or the first one of a loop.
     fn next(&self, is_loop: bool) -> Next {
-        let (mut library, mut driver) = (lock_without_python(&self.library), self.shared.lock());
+        let (mut library, mut driver) = (self.library.lock(), self.shared.lock());
         let was_loop = std::mem::replace(&mut library.is_loop, is_loop);
         driver.come_from_elsewhere(is_loop, was_loop);
         library.next(&mut driver)
@@ -305,18 +306,18 @@ impl Runtime {
 
     /// The line.
     pub fn budget(&self) -> Budget {
-        lock_without_python(&self.library).budget()
+        self.library.lock().budget()
     }
 
     /// Draws the line elsewhere, from the next iteration on. Plans are made anew when that begins; where operators on lists are run in
     /// other pieces then, once the program has been seen again.
     pub fn set_budget(&self, budget: Budget) {
-        lock_without_python(&self.library).set_budget(budget);
+        self.library.lock().set_budget(budget);
     }
 
     /// What the loop has done so far.
     pub fn report(&self) -> Report {
-        let library = lock_without_python(&self.library);
+        let library = self.library.lock();
         let mut report = library.report.clone();
         let driver = self.shared.lock();
         report.budget_bytes = library.budget().0;
@@ -333,7 +334,7 @@ impl Runtime {
     /// the name of a product. Workloads are named after the family and what they do, so those of several jobs may be
     /// [saved in](Trace::save_in) one folder; the same one is the same file there, wherever it ran.
     pub fn traces(&self, family: &str, device: &str) -> Vec<Trace> {
-        let library = lock_without_python(&self.library);
+        let library = self.library.lock();
         let driver = self.shared.lock();
         let named = |trace: &Trace| {
             let workload = format!("{family}-{}", &trace.fingerprint()[..8]);
@@ -360,7 +361,7 @@ pub struct Iteration<'a> {
 #[must_use = "the iteration ends where the guard is dropped"]
 pub struct Running {
     shared: Arc<Shared>,
-    library: Arc<Mutex<Library>>,
+    library: Arc<Lock<Library>>,
     open: Option<Open>,
 }
 
@@ -368,7 +369,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         match open.close() {
-            Ok(ended) => lock_without_python(&self.library).after(&mut self.shared.lock(), ended),
+            Ok(ended) => self.library.lock().after(&mut self.shared.lock(), ended),
             // The iteration goes on where it began.
             Err(SessionError::Forked) => {}
             // The next iteration tries again, and does not start before it succeeds.

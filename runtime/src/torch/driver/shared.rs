@@ -2,11 +2,11 @@
 //! reruns that this takes are made while nobody holds the driver.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use super::{Driver, Ended, Wanted};
-use crate::locks::{lock, try_lock};
+use crate::torch::lock::Lock;
 use crate::torch::program::Follows;
 use crate::torch::recompute::{Job, Rebuild};
 use crate::torch::residency::{Fault, Restoring, Written};
@@ -41,40 +41,35 @@ fn with_written<R>(driver: &mut Driver, book: impl FnOnce(&mut Driver, &[Written
         .with_borrow(|UnderWay { part, written }| (*part == driver.residency.part()).then(|| book(driver, written)))
 }
 
-/// Locks while Python's threads go on: who holds the lock may have to wait for Python.
-pub(crate) fn lock_without_python<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    try_lock(mutex).unwrap_or_else(|| shim::without_python(|| lock(mutex)))
-}
-
 /// The driver as operators reach it: from any thread, never locked while a kernel runs.
 pub(crate) struct Shared {
-    driver: Mutex<Driver>,
+    driver: Lock<Driver>,
     /// Whoever carries out what is due, or brings back what an operator is to use, does it to the end before another thread does, though
     /// the driver is not locked while reruns for that are made. Taken before the driver is locked.
-    turn: Mutex<()>,
+    turn: Lock<()>,
 }
 
 impl Shared {
     pub(crate) fn new(driver: Driver) -> Self {
-        Shared { driver: Mutex::new(driver), turn: Mutex::new(()) }
+        Shared { driver: Lock::new(driver), turn: Lock::new(()) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Driver> {
-        lock_without_python(&self.driver)
+        self.driver.lock()
     }
 
     /// Takes the turn, with the driver locked before and after.
     fn take_turn<'a>(&'a self, driver: MutexGuard<'a, Driver>) -> (MutexGuard<'a, ()>, MutexGuard<'a, Driver>) {
-        if let Some(turn) = try_lock(&self.turn) {
+        if let Some(turn) = self.turn.try_lock() {
             return (turn, driver);
         }
         drop(driver);
-        (lock_without_python(&self.turn), self.lock())
+        (self.turn.lock(), self.lock())
     }
 
     /// Starts an iteration within `line_bytes`.
     pub(crate) fn begin(&self, leader: Option<usize>, wanted: Wanted, line_bytes: u64) -> Result<(), SessionError> {
-        let _turn = lock_without_python(&self.turn);
+        let _turn = self.turn.lock();
         // What an earlier iteration could not restore comes first.
         let restored = self.restore_all(self.lock());
         let mut driver = restored?;
@@ -218,7 +213,7 @@ impl Shared {
     /// Makes resident what a part of an iteration does not leave away for the next, where there is room for that; else what it has
     /// to, if all of a loop is listened to. Whether the part ends.
     pub(crate) fn make_resident(&self, is_loop: bool) -> Result<bool, Fault> {
-        let _turn = lock_without_python(&self.turn);
+        let _turn = self.turn.lock();
         let mut driver = self.lock_at_end()?;
         // What is due before an operator that is still to come has to wait for that to be looked at.
         if driver.iteration.leader.is_some_and(|leader| driver.programs[leader].is_complete()) {
@@ -245,7 +240,7 @@ impl Shared {
     /// Ends the iteration, or a part of one: everything is restored, within the budget where that can be, but for what is left away for
     /// what `follows`.
     pub(crate) fn end(&self, follows: Follows) -> Result<Ended, Fault> {
-        let _turn = lock_without_python(&self.turn);
+        let _turn = self.turn.lock();
         let ended = self.restore_and_finish(follows);
         let mut driver = self.lock();
         driver.residency.restoring = Restoring::Nothing;
