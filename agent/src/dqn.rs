@@ -362,12 +362,14 @@ fn error(actor: &Actor, lessons: &[Lesson], normaliser: &Normaliser, device: &De
     (near.clone().square() * 0.5 + (distance - near)).mean()
 }
 
-/// Plays one episode, choosing at random as often as `exploration` says. Returns its steps and its return.
+/// Plays one episode, choosing at random as often as `exploration` says. Returns its steps, what was observed if that is kept, and its
+/// return.
 fn explore<E: Environment>(
     environment: &mut E,
     reset: u64,
     sampler: &mut Sampler,
     exploration: f64,
+    keeps_seen: bool,
     rng: &mut ChaCha8Rng,
 ) -> Result<(Vec<Step>, Vec<Observation>, f64), E::Error> {
     let (mut observation, mut steps, mut seen, mut total) = (environment.reset(reset)?, Vec::new(), Vec::new(), 0.0);
@@ -382,7 +384,9 @@ fn explore<E: Environment>(
         let result = environment.step(choice(chosen))?;
         total += f64::from(result.reward);
         steps.push(Step::new(&observation, chosen, step_reward(&observation, chosen) + result.reward));
-        seen.push(observation);
+        if keeps_seen {
+            seen.push(observation);
+        }
         if result.terminated || result.truncated {
             return Ok((steps, seen, total));
         }
@@ -401,13 +405,14 @@ where
         let config = self.header.config.clone();
         let (update, seed) = (self.header.progress.updates, self.header.seed);
         let exploration = config.exploration_at(update);
+        let absorbs = update < config.normaliser_updates;
         let played = each_instance(
             environments,
             config.instances_per_update,
             || Sampler::new(&weights),
             |environment, sampler, instance| {
                 let mut rng = generator(seed, Stream::Choices, update, instance);
-                explore(environment, reset_seed(seed, update, instance), sampler, exploration, &mut rng)
+                explore(environment, reset_seed(seed, update, instance), sampler, exploration, absorbs, &mut rng)
             },
         )
         .map_err(TrainError::Environment)?;
@@ -416,9 +421,7 @@ where
         for (steps, seen, total) in played {
             episodes.add(steps.len(), total);
             self.memory.add(steps, config.memory);
-            if update < config.normaliser_updates {
-                seen.iter().for_each(|observation| self.header.spread.absorb(&observation.features));
-            }
+            seen.iter().for_each(|observation| self.header.spread.absorb(&observation.features));
         }
         let [loss, gradient_norm] = self.improve().map_err(|Diverged| {
             (self.memory, self.header.spread) = before;

@@ -19,7 +19,6 @@ use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::bits;
 use crate::config::{
     ConfigError, Hyperparameters, annealed, require_counts, require_not_negative, require_positive, require_width,
 };
@@ -110,9 +109,7 @@ struct Course {
     progress: Progress,
     /// Weights and biases of all layers, one after another.
     parameters: Vec<f32>,
-    #[serde(with = "bits")]
     first_moment: Vec<f64>,
-    #[serde(with = "bits")]
     second_moment: Vec<f64>,
     spread: FeatureSpread,
 }
@@ -201,9 +198,10 @@ impl Evolution {
     }
 
     /// Takes the features that the present network meets into the normaliser.
-    fn absorb<E: Environment>(&mut self, environment: &mut E) -> Result<(), TrainError<E::Error>> {
+    fn absorb<E: Environment>(&mut self, environments: &mut [E]) -> Result<(), TrainError<E::Error>> {
         let mut sampler = Sampler::new(&self.network(&self.course.parameters)?);
         for instance in 0..self.config.instances_per_update {
+            let environment = &mut environments[instance % environments.len()];
             let reset = reset_seed(self.seed, self.course.progress.updates, instance);
             let spread = &mut self.course.spread;
             play_greedily(environment, reset, &mut sampler, |observation| spread.absorb(&observation.features))
@@ -218,8 +216,8 @@ impl Evolution {
         E: Environment + Send,
         E::Error: Send,
     {
-        if self.course.progress.updates < self.config.normaliser_updates {
-            self.absorb(environments.first_mut().expect("there is an environment to roll out in"))?;
+        if self.course.progress.updates < self.config.normaliser_updates && !self.course.spread.is_given() {
+            self.absorb(environments)?;
         }
         let directions: Vec<Vec<f32>> =
             (0..self.config.pairs).into_par_iter().map(|index| self.direction(index)).collect();

@@ -12,7 +12,6 @@
 
 use std::time::Instant;
 
-use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor};
 use plimsoll_env::environment::{Observation, Taught};
 use plimsoll_runtime::network::{LOGITS, Normaliser};
@@ -155,9 +154,8 @@ fn cross_entropy(actor: &Actor, lessons: &[&Lesson], normaliser: &Normaliser, de
 /// `[rows, columns]` to `[rows]`.
 fn log_sum_exp(logits: Tensor<2>) -> Tensor<1> {
     let [rows, _] = logits.dims();
-    // Of a softmax p, x − ln p is the logarithm of the sum for every x; that of the largest is exact.
-    let log_probabilities = log_softmax(logits.clone(), 1);
-    (logits.max_dim(1) - log_probabilities.max_dim(1)).reshape([rows])
+    let largest = logits.clone().max_dim(1).detach();
+    (largest.clone() + (logits - largest).exp().sum_dim(1).log()).reshape([rows])
 }
 
 /// Plays one instance, the teacher deciding as likely as `guidance` says.

@@ -13,7 +13,6 @@
 
 mod average;
 mod batch;
-mod bits;
 mod config;
 mod dqn;
 mod evolution;

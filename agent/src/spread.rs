@@ -4,8 +4,6 @@ use plimsoll_runtime::network::Normaliser;
 use plimsoll_runtime::observation::FEATURES;
 use serde::{Deserialize, Serialize};
 
-use crate::bits;
-
 /// A spread below this counts as this: a feature that hardly varied in training must not be blown up by
 /// whatever production brings.
 const SPREAD_MIN: f64 = 1e-2;
@@ -16,10 +14,8 @@ const SPREAD_MIN: f64 = 1e-2;
 pub(crate) struct FeatureSpread {
     candidates: u64,
     /// `[FEATURES]`.
-    #[serde(with = "bits")]
     mean: Vec<f64>,
     /// `[FEATURES]`: sums of squared deviations from the mean.
-    #[serde(with = "bits")]
     deviation: Vec<f64>,
     /// The normaliser of the policy that training started from. What is seen does not change it.
     given: Option<Normaliser>,
@@ -49,11 +45,16 @@ impl FeatureSpread {
         FeatureSpread { given: Some(normaliser), ..FeatureSpread::new() }
     }
 
+    /// Whether it is what a policy came with, whatever is seen.
+    pub(crate) fn is_given(&self) -> bool {
+        self.given.is_some()
+    }
+
     /// Takes the candidates of an observation in, one after another. `features` is `[candidates, FEATURES]`.
     ///
     /// Welford, *Note on a Method for Calculating Corrected Sums of Squares and Products* (1962).
     pub(crate) fn absorb(&mut self, features: &[f32]) {
-        if self.given.is_some() {
+        if self.is_given() {
             return;
         }
         for row in features.chunks_exact(FEATURES) {

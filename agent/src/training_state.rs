@@ -1,7 +1,7 @@
 //! The saved training state: all that a training run needs to go on, in one file.
 //!
 //! ```text
-//! plimsoll training-state 7 sha256=9f86d0… bytes=48213
+//! plimsoll training-state 8 sha256=9f86d0… bytes=48213
 //! ppo
 //! lengths of the parts: a u64 each, little-endian
 //! counters, configuration, normaliser, best weights and average ones: JSON
@@ -10,8 +10,7 @@
 //! ```
 //!
 //! Burnpack, because it keeps the ids of the parameters, by which Adam's moments are found again. Evolution strategies
-//! have no such tensors: all of their state is the JSON, in which numbers of double precision stand as their bits, for a
-//! decimal may come back as its neighbour. Deep Q-learning has another network and one more part, its memory.
+//! have no such tensors: all of their state is the JSON. Deep Q-learning has another network and one more part, its memory.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +26,7 @@ use crate::learner::Progress;
 use crate::spread::FeatureSpread;
 
 /// The newest format that this build reads and writes.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 /// A training state that could not be saved, or could not be resumed from.
 #[derive(Debug, thiserror::Error)]

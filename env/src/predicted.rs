@@ -21,8 +21,6 @@ pub const TRIVIAL_OVERHEAD: f64 = 0.002;
 /// Steps after which an episode is truncated: more than any trace at hand has windows and operators. Every step evicts
 /// another window, or waits at another operator.
 pub const STEPS_MAX: usize = 1 << 20;
-/// Instances that an environment remembers where it is told nothing else: an update's.
-const REMEMBERED: usize = 64;
 /// The stream of random numbers that picks a domain, beside the one that draws from it.
 const DOMAIN_STREAM: u64 = 1;
 
@@ -115,7 +113,7 @@ impl Domain {
 /// Rewards what the timeline predicts.
 pub struct PredictedEnvironment {
     domains: Arc<[Domain]>,
-    /// The last instances drawn, by their seeds: the same ones are often rolled out several times.
+    /// The last instances drawn, by their seeds: the same one is often rolled out several times in a row.
     drawn: HashMap<u64, Drawn>,
     /// How many of them.
     remembered: usize,
@@ -131,7 +129,7 @@ impl PredictedEnvironment {
     /// If there are none.
     pub fn new(domains: Arc<[Domain]>) -> Self {
         assert!(!domains.is_empty(), "an environment needs a domain to draw episodes from");
-        PredictedEnvironment { domains, drawn: HashMap::new(), remembered: REMEMBERED, episode: None }
+        PredictedEnvironment { domains, drawn: HashMap::new(), remembered: 1, episode: None }
     }
 
     /// The same environment, which remembers so many instances: as many as are rolled out again and again.

@@ -5,6 +5,7 @@
 
 mod reruns;
 
+pub(crate) use self::reruns::ANCESTORS_MAX;
 use self::reruns::Reruns;
 use crate::features::{Ahead, Describer, Scene};
 use crate::hardware::Tier;

@@ -836,7 +836,7 @@ impl<'a> Timeline<'a> {
             return Ok(());
         }
         let wait = wait(self);
-        if wait.stall_ns * WAIT_SHARE_MIN <= self.lineage.keep_all_makespan_ns() {
+        if wait.stall_ns.saturating_mul(WAIT_SHARE_MIN) <= self.lineage.keep_all_makespan_ns() {
             return Ok(());
         }
         let actions = actions.and(of_use);

@@ -106,7 +106,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let was_begun = |&number: &usize| arguments.resume && Stage::state(&arguments, number).exists();
     let first = (0..algorithms.len()).rev().find(was_begun).unwrap_or(0);
     let mut stage = Stage::open(&config, &arguments, first, arguments.resume)?;
-    let from = arguments.from.as_deref().map(|path| start_from(stage.learner.as_mut(), path)).transpose()?;
+    let from = arguments.from.as_deref().map(|path| start_from(stage.learner.as_mut(), path, &hidden)).transpose()?;
     // What goes on is as blind as it was.
     if !arguments.resume {
         stage.learner.hide(&hidden);
@@ -118,9 +118,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut later = (first + 1..algorithms.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
     let weights = stage.learner.weights()?;
     later.iter_mut().try_for_each(|next| next.learner.start_from(&weights))?;
-    // Nobody goes on with what is begun anew.
+    // Nobody goes on with what is begun anew, by this or another algorithm.
     if !arguments.resume {
-        forget(&stage.state)?;
+        Stage::states(&arguments).iter().try_for_each(|state| forget(state))?;
     }
     later.iter().try_for_each(|next| forget(&next.state))?;
     let material = Material::gather(&mut config, &arguments)?;

@@ -5,8 +5,9 @@
 
 use crate::lineage::{Lineage, VersionId, WindowId};
 
-/// Reruns looked at when a candidate's recompute time is estimated.
-const ANCESTORS_MAX: usize = 256;
+/// Reruns looked at when a candidate's recompute time is estimated. In a running program, what takes more is dropped where little else is
+/// left: where a loop's iterations have not been found, what an update wrote goes back to all updates before it.
+pub(crate) const ANCESTORS_MAX: usize = 256;
 
 /// Words left per version, at most, before all are forgotten together with the answers.
 const WORDS_PER_VERSION: usize = 16;

@@ -8,6 +8,7 @@ use super::ancestry::VersionId;
 use super::residency::{Fault, Live, Place, Residency, Restoring};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
+use crate::estimate::ANCESTORS_MAX;
 use crate::features::{Ahead, Describer, Scene};
 use crate::hardware::{Link, Tier};
 use crate::lineage::{EVICTION_FLOOR_BYTES, WindowId};
@@ -18,9 +19,6 @@ use crate::policy::{Choice, Policy};
 /// How often one rebuild may give up the same of what its reruns will read. Each time it is made anew, with all that this takes; without
 /// end that is twice and more the work for each step of a chain.
 const GIVEN_UP_MAX: u32 = 4;
-/// Reruns looked at when a candidate's recompute time is estimated. What takes more is dropped where little else is left: where a loop's
-/// iterations have not been found, what an update wrote goes back to all updates before it.
-const ANCESTORS_MAX: usize = 256;
 /// Candidates of one decision. Where there are more, it begins to look for them where the last one ended: to look at thousands for each of
 /// thousands of evictions takes far longer than the evictions do. DTR draws its candidates, too.
 const CANDIDATES_MAX: usize = 512;
@@ -45,11 +43,9 @@ enum Eligible {
 }
 
 /// What it takes to make a version again.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct RebuildCost {
-    /// Time of its maker.
-    own_ns: u64,
-    /// … and of everything else that has to run again for it, as far as it was looked at.
+    /// Time of its maker and of everything else that has to run again for it, as far as it was looked at.
     total_ns: u64,
     /// Whether that is not all.
     is_distant: bool,
@@ -385,7 +381,7 @@ impl Residency {
         let rebuild = version.filter(|_| can_recompute).map(|version| self.rebuild_cost(version));
         let may_be_distant = !matches!(eligible, Eligible::Idle | Eligible::GradientsToo);
         let rebuild = rebuild.filter(|rebuild| !rebuild.is_distant || may_be_distant);
-        let RebuildCost { own_ns: own_recompute_ns, total_ns: recompute_ns, .. } = rebuild.unwrap_or_default();
+        let maker = version.and_then(|version| self.ancestry.version(version).maker);
         let children = version.map(|version| self.ancestry.version(version));
         Candidate {
             window,
@@ -396,8 +392,8 @@ impl Residency {
             transfer_ns,
             swap_exposed_ns: transfer_ns,
             contention_ns,
-            own_recompute_ns,
-            recompute_ns,
+            own_recompute_ns: maker.map_or(0, |maker| self.ancestry.maker(maker).cost_ns),
+            recompute_ns: rebuild.map_or(0, |rebuild| rebuild.total_ns),
             dropped_children_bytes: children.map_or(0, |version| version.dropped_children_bytes),
             dropped_children_ns: children.map_or(0, |version| version.dropped_children_ns),
             used_again: true,
@@ -408,7 +404,7 @@ impl Residency {
 
     /// What it takes to make a version again.
     fn rebuild_cost(&self, version: VersionId) -> RebuildCost {
-        let (mut own_ns, mut total_ns) = (0, 0);
+        let mut total_ns = 0;
         let mut seen = Vec::with_capacity(8);
         let mut next = 0;
         seen.push(version);
@@ -416,17 +412,13 @@ impl Residency {
             let version = seen[next];
             next += 1;
             let Some(maker) = self.ancestry.version(version).maker else { continue };
-            let cost_ns = self.ancestry.maker(maker).cost_ns;
-            total_ns += cost_ns;
-            if next == 1 {
-                own_ns = cost_ns;
-            }
+            total_ns += self.ancestry.maker(maker).cost_ns;
             for &input in self.ancestry.inputs(maker).iter().flatten() {
                 if self.ancestry.is_missing(input) && !seen.contains(&input) {
                     seen.push(input);
                 }
             }
         }
-        RebuildCost { own_ns, total_ns, is_distant: next < seen.len() }
+        RebuildCost { total_ns, is_distant: next < seen.len() }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
+use clap::ValueEnum;
 use indicatif::ProgressBar;
 use plimsoll_agent::{
     Best, ConfigError, Dqn, Evolution, Hyperparameters, Imitation, ImitationConfig, LearnsFrom, PolicyIteration, Ppo,
@@ -13,6 +14,7 @@ use plimsoll_agent::{
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::{Domain, TaughtEnvironment};
 use plimsoll_runtime::PolicyFile;
+use plimsoll_runtime::observation::FEATURE_TABLE;
 
 use super::worlds::Worlds;
 use super::{Algorithm, Arguments, beside};
@@ -45,6 +47,12 @@ impl Stage {
         beside(&arguments.out, &format!("state{}", Self::suffix(arguments, number)))
     }
 
+    /// The files of the states of all algorithms, wherever they come.
+    pub fn states(arguments: &Arguments) -> Vec<PathBuf> {
+        let later = Algorithm::value_variants().iter().map(|algorithm| format!("state-{}", algorithm.name()));
+        std::iter::once("state".to_owned()).chain(later).map(|extension| beside(&arguments.out, &extension)).collect()
+    }
+
     /// What tells the files of a later algorithm from those of the first.
     fn suffix(arguments: &Arguments, number: usize) -> String {
         if number == 0 { String::new() } else { format!("-{}", arguments.algorithm[number].name()) }
@@ -53,8 +61,12 @@ impl Stage {
     /// A new learner, or the one that was interrupted.
     pub fn open(config: &FamilyConfig, arguments: &Arguments, number: usize, resume: bool) -> anyhow::Result<Self> {
         let state = Self::state(arguments, number);
-        let (learner, teacher_evaluations) = learner(config, arguments, arguments.algorithm[number], resume, &state)?;
         let (seed, suffix) = (arguments.flags.seed, Self::suffix(arguments, number));
+        // Each meets other instances than the one whose policy it starts from.
+        let own_seed = seed.wrapping_add(number as u64);
+        let from = resume.then_some(state.as_path());
+        let algorithm = arguments.algorithm[number];
+        let (learner, teacher_evaluations) = learner(config, arguments, algorithm, from, own_seed)?;
         let policy = arguments.out.file_stem().unwrap_or_default().to_string_lossy();
         let log = arguments.logdir.join(format!("train-{policy}-{seed}{suffix}"));
         Ok(Stage { learner, teacher_evaluations, state, log })
@@ -87,16 +99,15 @@ impl Stage {
     }
 }
 
-/// The learner that the flags ask for, a new one or the one that was interrupted, and the evaluations that its teacher
+/// The learner that the flags ask for, a new one or one that goes on `from` a training state, and the evaluations that its teacher
 /// takes, if it has one.
 fn learner(
     config: &FamilyConfig,
     arguments: &Arguments,
     algorithm: Algorithm,
-    resume: bool,
-    state: &Path,
+    from: Option<&Path>,
+    seed: u64,
 ) -> anyhow::Result<(Box<AnyLearner>, u64)> {
-    let (from, seed) = (resume.then_some(state), arguments.flags.seed);
     let mut teacher_evaluations = 0;
     let learner = match algorithm {
         Algorithm::Ppo => opened(from, hyperparameters(config, arguments)?, seed, Ppo::new, Ppo::resume)?,
@@ -140,9 +151,20 @@ fn opened<'a, H, L: LearnsFrom<TaughtEnvironment> + 'static>(
     }))
 }
 
-/// Gives `learner` the network of the policy file at `path`. Returns the family that it was trained on.
-pub fn start_from(learner: &mut AnyLearner, path: &Path) -> anyhow::Result<String> {
+/// Gives `learner` the network of the policy file at `path`, which may be blind for nothing but the columns that are `hidden` from now on,
+/// too. Returns the family that it was trained on.
+pub fn start_from(learner: &mut AnyLearner, path: &Path, hidden: &[usize]) -> anyhow::Result<String> {
     let file = PolicyFile::load(path).context("--from")?;
+    let scales = file.weights.normaliser().scale.iter().enumerate();
+    let mut unseen = scales.filter(|(column, scale)| **scale == 0.0 && !hidden.contains(column));
+    if let Some((column, _)) = unseen.next() {
+        let others = unseen.count();
+        bail!(
+            "--from {}: that policy does not see {}, nor {others} others: --without has to say so",
+            path.display(),
+            FEATURE_TABLE[column].name
+        );
+    }
     learner.start_from(&file.weights).with_context(|| format!("--from {}", path.display()))?;
     Ok(file.family)
 }

@@ -52,7 +52,7 @@ impl Material {
             let budget_bytes = (most * lineage.keep_all_peak_bytes() as f64) as u64;
             // Any link will do: bytes do not depend on it.
             let tiers = Link::symmetric(1e9, 0).into();
-            !Problem { trace, lineage: &lineage, tiers, budget_bytes, actions }.is_hopeless()
+            budget_bytes > 0 && !Problem { trace, lineage: &lineage, tiers, budget_bytes, actions }.is_hopeless()
         });
         if traces.is_empty() {
             bail!(
@@ -172,6 +172,12 @@ impl Worlds {
         for (machine, range) in machines {
             let projected = traces.iter().map(|trace| Ok(Arc::new(machine.project(trace, recorded_on)?)));
             let mut trained = projected.collect::<anyhow::Result<Vec<_>>>()?;
+            if let Some(untimed) = trained.iter().find(|trace| Lineage::of(trace).keep_all_makespan_ns() == 0) {
+                bail!(
+                    "{}: it takes no time, so no plan for it is better than another: --hardware gives it some",
+                    untimed.workload
+                );
+            }
             let validated = trained.split_off(material.trained);
             // Without traces to validate by, other episodes of the same traces have to do.
             let validated = if validated.is_empty() { trained.clone() } else { validated };
