@@ -11,7 +11,7 @@ use plimsoll_tests::python::package;
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::Value;
 
-/// The device; none where this libtorch has no CUDA half.
+/// The device; none where tests go without.
 static STAND_IN: LazyLock<Option<StandIn>> =
     LazyLock::new(|| StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in")));
 
@@ -24,10 +24,7 @@ const BYTES: u64 = 141_000_000_000;
 
 /// The command before the device, in a folder of its own; none where there is no device.
 fn bench(name: &str) -> Option<Bench> {
-    let Some(stand_in) = &*STAND_IN else {
-        println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
-        return None;
-    };
+    let stand_in = STAND_IN.as_ref()?;
     let mut bench = bench!(format!("full-size-{name}"));
     for (variable, value) in stand_in.paced("h200", BYTES) {
         bench.set(variable, value);

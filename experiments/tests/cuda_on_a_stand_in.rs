@@ -11,16 +11,13 @@ use plimsoll_tests::python::{package, torch_packages};
 use plimsoll_tests::stand_in::StandIn;
 use serde_json::{Value, json};
 
-/// The device; none where this libtorch has no CUDA half.
+/// The device; none where tests go without.
 static STAND_IN: LazyLock<Option<StandIn>> =
     LazyLock::new(|| StandIn::make(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in")));
 
 /// A bench before the device.
 fn bench(name: &str, seed: u64) -> Option<Bench> {
-    let Some(stand_in) = &*STAND_IN else {
-        println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
-        return None;
-    };
+    let stand_in = STAND_IN.as_ref()?;
     let mut bench = bench!(format!("stand-in-{name}"));
     for (variable, value) in stand_in.late(seed) {
         bench.set(variable, value);

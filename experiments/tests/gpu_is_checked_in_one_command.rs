@@ -97,12 +97,9 @@ fn policies_are_measured_beside_their_predictions() {
     assert!(bench.path("out/gpt-tiny.plimsoll.gz").exists());
 }
 
-/// What parts find of jobs in Python on the processor; none where this libtorch is not Python's.
+/// What parts find of jobs in Python on the processor; none where tests go without Python.
 fn jobs(name: &str, parts: &str) -> Option<Value> {
-    let Some(torch) = torch_packages() else {
-        println!("did not run: LIBTORCH names no libtorch of a Python package");
-        return None;
-    };
+    let torch = torch_packages()?;
     let mut bench = bench(name);
     bench.set("PYTHONPATH", std::env::join_paths(torch).unwrap());
     for (variable, value) in compiler(&bench.path("inductor")) {

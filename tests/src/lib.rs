@@ -40,6 +40,19 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Lets a test pass without a check, because something that it needs is not there, where `PLIMSOLL_WITHOUT` names that.
+///
+/// # Panics
+///
+/// Elsewhere: what `make` fetches has all of it.
+pub(crate) fn go_without(need: &str, why: &str) {
+    let without = std::env::var("PLIMSOLL_WITHOUT").unwrap_or_default();
+    assert!(
+        without.split(',').any(|named| named == need),
+        "{why}; with PLIMSOLL_WITHOUT={need} this test checks nothing"
+    );
+}
+
 /// The process's session.
 pub fn session() -> Session {
     Session::install().expect("libtorch takes the interceptor")

@@ -3,10 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where Python finds torch, and what torch imports. None where the libtorch in use is not Python's.
+use crate::go_without;
+
+/// Where Python finds torch, and what torch imports. None where the libtorch in use is not Python's and tests go without.
 pub fn torch_packages() -> Option<[PathBuf; 2]> {
     let libtorch = Path::new(env!("LIBTORCH"));
     if !libtorch.join("__init__.py").exists() {
+        go_without("python", "LIBTORCH names no libtorch of a Python package");
         return None;
     }
     let imported = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/python");

@@ -11,21 +11,19 @@ use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_runtime::torch::Session;
 use tch::Device;
 
+use crate::go_without;
 use crate::python::torch_packages;
 
 /// Names the device to a test that [`before_late_device`] has started.
 const DEVICE: &str = "PLIMSOLL_TEST_DEVICE";
 
-/// Does what the test called `name` is about on a late device: in another process, which runs that test again, before it. Says so
-/// where none can be made.
+/// Does what the test called `name` is about on a late device: in another process, which runs that test again, before it. Nothing where
+/// tests go without a device.
 pub fn before_late_device(name: &str, folder: &str, seed: u64, test: impl FnOnce(DeviceName)) {
     if let Ok(device) = std::env::var(DEVICE) {
         return test(device.parse().expect("the name of a device"));
     }
-    let Some(stand_in) = StandIn::make(&Path::new(folder).join("stand-in")) else {
-        println!("did not run: this libtorch has no CUDA half, or no CUDA headers beside it");
-        return;
-    };
+    let Some(stand_in) = StandIn::make(&Path::new(folder).join("stand-in")) else { return };
     let mut again = Command::new(std::env::current_exe().expect("this program's own path"));
     let again = again.args(["--exact", name, "--nocapture"]).env(DEVICE, "cuda").envs(stand_in.late(seed));
     let output = again.output().expect("this program can be started");
@@ -49,11 +47,12 @@ pub struct StandIn {
 
 impl StandIn {
     /// Makes them in `folder`, where they stay for the next time. None where the libtorch in use has no CUDA half, or comes
-    /// without CUDA's headers.
+    /// without CUDA's headers, and tests go without.
     pub fn make(folder: &Path) -> Option<StandIn> {
         let libtorch = Path::new(env!("LIBTORCH"));
         let needed = ["lib/libtorch_cuda.so", "../nvidia/cu13/include/cuda_runtime_api.h"];
         if !needed.iter().all(|file| libtorch.join(file).exists()) {
+            go_without("cuda", "this libtorch has no CUDA half, or no CUDA headers beside it");
             return None;
         }
         // Two tests of a process do not make them at once.

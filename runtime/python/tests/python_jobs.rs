@@ -26,7 +26,7 @@ struct Ground {
     has_cuda: bool,
 }
 
-/// None where the libtorch in use is not Python's.
+/// None where tests go without Python.
 static GROUND: LazyLock<Option<Ground>> = LazyLock::new(|| {
     let torch = torch_packages()?;
     let made = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -219,9 +219,6 @@ fn followed(report: &Value) -> usize {
 }
 
 fn ground() -> Option<&'static Ground> {
-    if GROUND.is_none() {
-        println!("did not run: LIBTORCH names no libtorch of a Python package");
-    }
     GROUND.as_ref()
 }
 

@@ -28,33 +28,32 @@ mod vdnn_conv;
 mod vdnn_dyn;
 mod vdnn_plus;
 
-pub use appobmem::AppObMem;
-pub use autoswap::AutoSwap;
-pub use capuchin::Capuchin;
-pub use cheapest::Cheapest;
-pub use chen::Chen;
-pub use dtr::Dtr;
-pub use dtr_eq::DtrEq;
-pub use dtr_local::DtrLocal;
-pub use dtr_swap::DtrSwap;
-pub use genetic::Genetic;
-pub use heat::Heat;
-pub use home::Home;
-pub use keep_all::KeepAll;
-pub use knapsack::Knapsack;
-pub use largest::Largest;
-pub use lru::Lru;
-pub use megengine::MegEngine;
-pub use msps::Msps;
-pub use random::Random;
-pub use searched::Searched;
-pub use sentinel::Sentinel;
-pub use superneurons::SuperNeurons;
-pub use vdnn::VdnnAll;
-pub use vdnn_conv::VdnnConv;
-pub use vdnn_dyn::VdnnDyn;
-pub use vdnn_plus::VdnnPlus;
-
+use self::appobmem::AppObMem;
+use self::autoswap::AutoSwap;
+use self::capuchin::Capuchin;
+pub use self::cheapest::Cheapest;
+use self::chen::Chen;
+pub(crate) use self::dtr::Dtr;
+use self::dtr_eq::DtrEq;
+use self::dtr_local::DtrLocal;
+pub(crate) use self::dtr_swap::DtrSwap;
+use self::genetic::Genetic;
+use self::heat::Heat;
+use self::home::Home;
+pub use self::keep_all::KeepAll;
+use self::knapsack::Knapsack;
+pub use self::largest::Largest;
+use self::lru::Lru;
+use self::megengine::MegEngine;
+use self::msps::Msps;
+pub use self::random::Random;
+use self::searched::Searched;
+use self::sentinel::Sentinel;
+use self::superneurons::SuperNeurons;
+use self::vdnn::VdnnAll;
+use self::vdnn_conv::VdnnConv;
+use self::vdnn_dyn::VdnnDyn;
+use self::vdnn_plus::VdnnPlus;
 use crate::decode::plan;
 use crate::lineage::WindowId;
 use crate::observation::{Candidate, Pressure};
@@ -64,73 +63,66 @@ use crate::sweep::Problem;
 use crate::timeline::{Prediction, Timeline};
 use crate::trace::{OperatorId, Phase};
 
-/// The names that [`baseline`] knows.
-pub const BASELINES: [&str; 23] = [
-    "keep-all",
-    "chen",
-    "knapsack",
-    "vdnn-all",
-    "vdnn-conv",
-    "vdnn-dyn",
-    "vdnn++",
-    "dtr",
-    "dtr-eq",
-    "dtr-local",
-    "dtr-swap",
-    "msps",
-    "lru",
-    "largest",
-    "megengine",
-    "capuchin",
-    "autoswap",
-    "superneurons",
-    "appobmem",
-    "sentinel",
-    "heat",
-    "cheapest",
-    "random",
+/// Makes a policy. The seed matters to `random` and to searches alone.
+type Make = fn(seed: u64) -> Box<dyn Policy + Send>;
+
+const RULES: [(&str, Make); 23] = [
+    ("keep-all", |_| Box::new(KeepAll)),
+    ("chen", |_| Box::new(Chen)),
+    ("knapsack", |_| Box::new(Knapsack)),
+    ("vdnn-all", |_| Box::new(VdnnAll)),
+    ("vdnn-conv", |_| Box::new(VdnnConv)),
+    ("vdnn-dyn", |_| Box::new(VdnnDyn)),
+    ("vdnn++", |_| Box::new(VdnnPlus::default())),
+    ("dtr", |_| Box::new(Dtr)),
+    ("dtr-eq", |_| Box::new(DtrEq::default())),
+    ("dtr-local", |_| Box::new(DtrLocal)),
+    ("dtr-swap", |_| Box::new(DtrSwap)),
+    ("msps", |_| Box::new(Msps)),
+    ("lru", |_| Box::new(Lru)),
+    ("largest", |_| Box::new(Largest)),
+    ("megengine", |_| Box::new(MegEngine)),
+    ("capuchin", |_| Box::new(Capuchin)),
+    ("autoswap", |_| Box::new(AutoSwap::default())),
+    ("superneurons", |_| Box::new(SuperNeurons::default())),
+    ("appobmem", |_| Box::new(AppObMem)),
+    ("sentinel", |_| Box::new(Sentinel)),
+    ("heat", |_| Box::new(Heat::default())),
+    ("cheapest", |_| Box::new(Cheapest)),
+    ("random", |seed| Box::new(Random::new(seed))),
 ];
 
+const SEARCHING: [(&str, Make); 3] = [
+    ("search", |seed| Box::new(Searched::new(seed))),
+    ("home", |seed| Box::new(Home::new(seed))),
+    ("genetic", |seed| Box::new(Genetic::new(seed))),
+];
+
+/// The names of rules, which [`baseline`] knows.
+pub const BASELINES: [&str; RULES.len()] = names(RULES);
+
 /// Policies that take their time: they evaluate thousands of whole plans before they decide. [`baseline`] knows them too.
-pub const SEARCHES: [&str; 3] = ["search", "home", "genetic"];
+pub const SEARCHES: [&str; SEARCHING.len()] = names(SEARCHING);
+
+const fn names<const N: usize>(policies: [(&'static str, Make); N]) -> [&'static str; N] {
+    let mut names = [""; N];
+    let mut index = 0;
+    while index < N {
+        names[index] = policies[index].0;
+        index += 1;
+    }
+    names
+}
 
 /// The baseline called `name`, if there is one. `seed` matters to `random` and to searches alone.
 pub fn baseline(name: &str, seed: u64) -> Option<Box<dyn Policy + Send>> {
-    Some(match name {
-        "keep-all" => Box::new(KeepAll),
-        "chen" => Box::new(Chen),
-        "knapsack" => Box::new(Knapsack),
-        "vdnn-all" => Box::new(VdnnAll),
-        "vdnn-conv" => Box::new(VdnnConv),
-        "vdnn-dyn" => Box::new(VdnnDyn),
-        "vdnn++" => Box::new(VdnnPlus::default()),
-        "dtr" => Box::new(Dtr),
-        "dtr-eq" => Box::new(DtrEq::default()),
-        "dtr-local" => Box::new(DtrLocal),
-        "dtr-swap" => Box::new(DtrSwap),
-        "msps" => Box::new(Msps),
-        "lru" => Box::new(Lru),
-        "largest" => Box::new(Largest),
-        "megengine" => Box::new(MegEngine),
-        "capuchin" => Box::new(Capuchin),
-        "autoswap" => Box::new(AutoSwap::default()),
-        "superneurons" => Box::new(SuperNeurons::default()),
-        "appobmem" => Box::new(AppObMem),
-        "sentinel" => Box::new(Sentinel),
-        "heat" => Box::new(Heat::default()),
-        "cheapest" => Box::new(Cheapest),
-        "random" => Box::new(Random::new(seed)),
-        "search" => Box::new(Searched::new(seed)),
-        "home" => Box::new(Home::new(seed)),
-        "genetic" => Box::new(Genetic::new(seed)),
-        _ => return None,
-    })
+    let (_, make) = RULES.iter().chain(&SEARCHING).find(|(known, _)| *known == name)?;
+    Some(make(seed))
 }
 
 /// The plans of all [`BASELINES`], in their order.
 pub fn plans_of_all(problem: Problem<'_>, seed: u64) -> Vec<Plan> {
-    let policies = BASELINES.iter().filter_map(|name| baseline(name, seed));
-    policies.map(|mut policy| plan(problem, policy.as_mut()).plan).collect()
+    RULES.iter().map(|(_, make)| plan(problem, make(seed).as_mut()).plan).collect()
 }
 
 /// Operators that compute much for each byte that they make, by how a word of their names begins or ends.
