@@ -364,7 +364,7 @@ impl Program {
             _ => ActionSet::ALL,
         };
         let engine = self.engine(random.random_bool(0.1).then_some(link));
-        let (engine, faults) = FaultyEngine::new(Box::new(engine));
+        let (engine, faults) = FaultyEngine::with_faults(engine);
         if mode == Mode::Faulty {
             self.inject(&faults);
         }

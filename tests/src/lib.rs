@@ -8,6 +8,8 @@ pub mod command;
 #[path = "../../runtime/tests/support/faulty.rs"]
 pub mod faulty;
 pub mod fuzz;
+#[path = "../../runtime/tests/support/meddled.rs"]
+pub mod meddled;
 pub mod perceptron;
 pub mod python;
 pub mod stand_in;

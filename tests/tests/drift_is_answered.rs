@@ -13,6 +13,7 @@ use plimsoll_runtime::torch::copy::{
 use plimsoll_runtime::torch::{Budget, Builder, HostEngine, IterationReport, Runtime};
 use plimsoll_runtime::{ActionSet, Link};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under};
+use plimsoll_tests::meddled::{Meddled, Meddler};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, fast_link, one_at_a_time};
 
@@ -21,53 +22,23 @@ const SETTLED: usize = 40;
 /// Iterations within which it must settle, and within which drift must be noticed.
 const PATIENCE: usize = 400;
 
-/// An engine whose waits can become long, which no copy explains.
+/// Has waits become long, which no copy explains.
 struct Slowing {
-    inner: HostEngine,
     delay_ns: Arc<AtomicU64>,
 }
 
-impl CopyEngine for Slowing {
-    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
-        // SAFETY: passed on.
-        unsafe { self.inner.offload(pieces, tier) }
-    }
-
-    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
-        // SAFETY: passed on.
-        unsafe { self.inner.prefetch(copies) }
-    }
-
-    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+impl Meddler for Slowing {
+    fn wait(&mut self) {
         thread::sleep(Duration::from_nanos(self.delay_ns.load(Ordering::Relaxed)));
-        self.inner.wait(ticket)
-    }
-
-    fn tiers(&self) -> Vec<TierUse> {
-        self.inner.tiers()
     }
 }
 
-/// An engine that says that it has room for everything.
-struct Boastful(HostEngine);
+/// Has an engine say that it has room for everything.
+struct Boastful;
 
-impl CopyEngine for Boastful {
-    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
-        // SAFETY: passed on.
-        unsafe { self.0.offload(pieces, tier) }
-    }
-
-    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
-        // SAFETY: passed on.
-        unsafe { self.0.prefetch(copies) }
-    }
-
-    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
-        self.0.wait(ticket)
-    }
-
-    fn tiers(&self) -> Vec<TierUse> {
-        self.0.tiers().into_iter().map(|tier| TierUse { limit_bytes: u64::MAX, ..tier }).collect()
+impl Meddler for Boastful {
+    fn tiers(&self, tiers: Vec<TierUse>) -> Vec<TierUse> {
+        tiers.into_iter().map(|tier| TierUse { limit_bytes: u64::MAX, ..tier }).collect()
     }
 }
 
@@ -179,7 +150,7 @@ fn builder() -> Builder {
 fn a_loop_that_becomes_slow_is_noticed() {
     let _running = one_at_a_time();
     let delay_ns = Arc::new(AtomicU64::new(0));
-    let engine = Slowing { inner: HostEngine::new(None), delay_ns: Arc::clone(&delay_ns) };
+    let engine = Meddled::new(HostEngine::new(None), Slowing { delay_ns: Arc::clone(&delay_ns) });
     let runtime = builder().actions(ActionSet::SWAP).baseline("lru").engine(Box::new(engine));
     drifting(runtime.build().unwrap(), |fast| {
         // One wait takes as long as two iterations did.
@@ -211,7 +182,7 @@ fn a_slow_tier_that_holds_less_than_it_says_is_soon_asked_for_less() {
     let _running = one_at_a_time();
     let untouched = Untouched::run(|| Perceptron::new(12), iterate, ITERATIONS);
     let swapping = |limit_bytes: u64| {
-        let engine = Box::new(Boastful(HostEngine::with_limit(limit_bytes, None)));
+        let engine = Box::new(Meddled::new(HostEngine::with_limit(limit_bytes, None), Boastful));
         let mut runtime = builder().baseline("dtr-swap").engine(engine).build().unwrap();
         let mut workload = Perceptron::new(12);
         let (losses, reports) = run_under(&mut runtime, &mut workload, iterate, ITERATIONS);

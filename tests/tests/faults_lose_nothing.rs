@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{SlowCopy, Ticket, TierUse};
-use plimsoll_runtime::torch::{
-    Budget, CopyEngine, CopyError, DeviceBytes, HostEngine, IterationReport, Report, Runtime,
-};
+use plimsoll_runtime::torch::{Budget, CopyEngine, CopyError, HostEngine, IterationReport, Report, Runtime};
 use plimsoll_runtime::{ActionSet, PolicyFile};
 use plimsoll_tests::budget::{Untouched, assert_held, run_under};
 use plimsoll_tests::faulty::{self, FaultyEngine};
+use plimsoll_tests::meddled::{Meddled, Meddler};
 use plimsoll_tests::perceptron::{Course, Perceptron};
 use plimsoll_tests::{Stage, fast_link, one_at_a_time};
 
@@ -29,9 +27,8 @@ enum Call {
     WaitForPrefetch,
 }
 
-/// An engine of which one kind of call fails: some times, from the n-th on.
+/// Has one kind of call fail: some times, from the n-th on.
 struct Failing {
-    inner: HostEngine,
     call: Call,
     from: usize,
     times: usize,
@@ -53,34 +50,27 @@ impl Failing {
     }
 }
 
-impl CopyEngine for Failing {
-    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
+impl Meddler for Failing {
+    fn offload(&mut self, tier: Tier, bytes: usize) -> Result<Tier, CopyError> {
         if tier == Tier::Host && self.fails(Call::Offload) {
-            return Err(CopyError::Full { bytes: pieces.iter().map(|piece| piece.bytes).sum() });
+            return Err(CopyError::Full { bytes });
         }
         self.latest = Call::Offload;
-        // SAFETY: as the caller promises.
-        unsafe { self.inner.offload(pieces, tier) }
+        Ok(tier)
     }
 
-    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
+    fn prefetch(&mut self) -> Result<(), CopyError> {
         if self.fails(Call::Prefetch) {
             return Err(CopyError::WorkerDied);
         }
         self.latest = Call::Prefetch;
-        // SAFETY: as the caller promises.
-        unsafe { self.inner.prefetch(copies) }
+        Ok(())
     }
 
-    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
+    fn waited(&mut self) -> Result<(), CopyError> {
         // The copy is made either way: what fails is to know that it was.
-        self.inner.wait(ticket)?;
         let waits = if self.latest == Call::Offload { Call::WaitForOffload } else { Call::WaitForPrefetch };
         if self.fails(waits) { Err(CopyError::WorkerDied) } else { Ok(()) }
-    }
-
-    fn tiers(&self) -> Vec<TierUse> {
-        self.inner.tiers()
     }
 }
 
@@ -94,15 +84,9 @@ fn under(actions: ActionSet, call: Call, from: usize, times: usize) -> (Vec<Iter
     let budget_bytes = untouched.between(0.8);
     let (seen, failures) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let runtime = || {
-        let engine = Failing {
-            inner: HostEngine::new(None),
-            call,
-            from,
-            times,
-            seen: Arc::clone(&seen),
-            failures: Arc::clone(&failures),
-            latest: Call::Offload,
-        };
+        let (seen, failures) = (Arc::clone(&seen), Arc::clone(&failures));
+        let failing = Failing { call, from, times, seen, failures, latest: Call::Offload };
+        let engine = Meddled::new(HostEngine::new(None), failing);
         let builder = Runtime::builder().baseline("random").actions(actions).budget(Budget::bytes(budget_bytes));
         builder.link(fast_link()).engine(Box::new(engine)).build().unwrap()
     };
@@ -170,32 +154,18 @@ fn an_offload_that_fails_leaves_the_bytes_where_they_were() {
     }
 }
 
-/// An engine that reads nothing back while it is broken.
+/// Has nothing read back while it is broken.
 struct Switched {
-    inner: HostEngine,
     broken: Arc<AtomicBool>,
 }
 
-impl CopyEngine for Switched {
-    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
-        // SAFETY: as the caller promises.
-        unsafe { self.inner.offload(pieces, tier) }
+impl Meddler for Switched {
+    fn prefetch(&mut self) -> Result<(), CopyError> {
+        if self.broken.load(Ordering::Relaxed) { Err(CopyError::WorkerDied) } else { Ok(()) }
     }
 
-    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
-        if self.broken.load(Ordering::Relaxed) {
-            return Err(CopyError::WorkerDied);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { self.inner.prefetch(copies) }
-    }
-
-    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
-        self.inner.wait(ticket)
-    }
-
-    fn tiers(&self) -> Vec<TierUse> {
-        self.inner.tiers()
+    fn rescue(&mut self) -> Result<(), CopyError> {
+        self.prefetch()
     }
 }
 
@@ -216,7 +186,7 @@ fn what_cannot_be_read_back_is_an_error_and_kept_until_it_can() {
     let _running = one_at_a_time();
     let untouched = Untouched::run(|| Perceptron::new(10), iterate, ITERATIONS);
     let broken = Arc::new(AtomicBool::new(false));
-    let engine = Switched { inner: HostEngine::new(None), broken: Arc::clone(&broken) };
+    let engine = Meddled::new(HostEngine::new(None), Switched { broken: Arc::clone(&broken) });
     let mut runtime = swapping(engine, untouched.between(0.4));
     let mut workload = Perceptron::new(10);
     // Nothing is planned yet: what is idle in the forward pass, momentum and gradients, goes out when bytes run out.
@@ -238,7 +208,7 @@ fn what_cannot_be_read_back_is_an_error_and_kept_until_it_can() {
 fn what_dead_workers_have_left_in_the_slow_tier_comes_back_without_them() {
     let _running = one_at_a_time();
     let untouched = Untouched::run(|| Perceptron::new(11), iterate, ITERATIONS);
-    let (engine, faults) = FaultyEngine::new(Box::new(HostEngine::new(None)));
+    let (engine, faults) = FaultyEngine::with_faults(HostEngine::new(None));
     let mut runtime = swapping(engine, untouched.between(0.4));
     let mut workload = Perceptron::new(11);
     let (mut losses, _) = run_under(&mut runtime, &mut workload, iterate, 2);

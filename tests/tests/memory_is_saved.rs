@@ -11,11 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{
-    CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, SlowCopy, Ticket, TierUse,
-};
+use plimsoll_runtime::torch::copy::{CopyEngine, CopyError, FileEngine, FileTier};
 use plimsoll_runtime::torch::{Executor, HostEngine};
 use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, Problem, Timeline, Trace};
+use plimsoll_tests::meddled::{Meddled, Meddler};
 use plimsoll_tests::{Recorded, fast_link, session, shipped_workload};
 
 const ROLE: &str = "PLIMSOLL_TEST_PROCESS";
@@ -24,26 +23,12 @@ const LIMITED: usize = 3;
 /// Windows of smaller storages are left alone: they save nothing.
 const WORTH_BYTES: u64 = 64 << 10;
 
-/// An engine that sends everything to the file, whatever the schedule says.
-struct AllToFile(FileEngine);
+/// Sends everything to the file, whatever the schedule says.
+struct AllToFile;
 
-impl CopyEngine for AllToFile {
-    unsafe fn offload(&mut self, pieces: &[DeviceBytes], _: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
-        // SAFETY: passed on.
-        unsafe { self.0.offload(pieces, Tier::File) }
-    }
-
-    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
-        // SAFETY: passed on.
-        unsafe { self.0.prefetch(copies) }
-    }
-
-    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
-        self.0.wait(ticket)
-    }
-
-    fn tiers(&self) -> Vec<TierUse> {
-        self.0.tiers()
+impl Meddler for AllToFile {
+    fn offload(&mut self, _: Tier, _: usize) -> Result<Tier, CopyError> {
+        Ok(Tier::File)
     }
 }
 
@@ -109,7 +94,7 @@ fn train(role: &str) {
     let directory = tempfile::tempdir().unwrap();
     // The threads, and the memory they need, are there before the limit is.
     let tier = FileTier { directory: directory.path().to_owned(), limit_bytes: 4 << 30, pace: None };
-    let to_file: Box<dyn CopyEngine> = Box::new(AllToFile(FileEngine::new(tier).unwrap()));
+    let to_file: Box<dyn CopyEngine> = Box::new(Meddled::new(FileEngine::new(tier).unwrap(), AllToFile));
     let mut recorded = Recorded::of(&shipped_workload("resnet20"), 5);
     let (trace, lineage) = (&recorded.trace, &recorded.lineage);
     let swaps = swap_all(trace, lineage);

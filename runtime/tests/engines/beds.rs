@@ -95,7 +95,7 @@ pub fn beds(limit_bytes: u64) -> Vec<Bed> {
     let (beside, tiered_directory) = self::file(limit_bytes);
     let host = |copied_by, pace| Box::new(HostEngine::copied_by(copied_by, limit_bytes, pace));
     let tiered = Box::new(TieredEngine::new(host(CopiedBy::Threads, None), Box::new(beside)));
-    let faultless = FaultyEngine::new(host(CopiedBy::Threads, None)).0;
+    let faultless = FaultyEngine::with_faults(*host(CopiedBy::Threads, None)).0;
     let device = Arc::new(Simulated::new(7, usize::MAX));
     let streams = StreamEngine::new(Arc::clone(&device) as _, limit_bytes).unwrap();
     vec![

@@ -90,7 +90,7 @@ fn a_worker_that_dies_with_orders_queued_wakes_all_who_wait() {
 #[test]
 fn each_call_can_be_made_to_fail_once_and_works_again() {
     let full = CopyError::Full { bytes: 5 };
-    let (mut engine, faults) = FaultyEngine::new(Box::new(HostEngine::new(None)));
+    let (mut engine, faults) = FaultyEngine::with_faults(HostEngine::new(None));
     let bytes = Draw::seeded(2).bytes(10_000);
     let mut block = block_of(&bytes);
     let mut back = Block::of(bytes.len());
@@ -124,7 +124,7 @@ fn each_call_can_be_made_to_fail_once_and_works_again() {
 #[test]
 fn a_prefetch_from_two_tiers_of_which_one_fails_leaves_nothing_under_way() {
     let (file, _directory) = file(1 << 20);
-    let (file, faults) = FaultyEngine::new(Box::new(file));
+    let (file, faults) = FaultyEngine::with_faults(file);
     // Slow enough that the host's copy would still be under way.
     let host = HostEngine::new(Some(plimsoll_runtime::Link::symmetric(1e9, 20_000_000)));
     let mut engine = TieredEngine::new(Box::new(host), Box::new(file));

@@ -6,6 +6,8 @@ mod draw;
 mod faults;
 #[path = "../support/faulty.rs"]
 mod faulty;
+#[path = "../support/meddled.rs"]
+mod meddled;
 mod ordering;
 mod processes;
 mod simulated;

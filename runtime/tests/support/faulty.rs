@@ -5,7 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{CopyEngine, CopyError, DeviceBytes, SlowCopy, Ticket, TierCopies, TierUse};
+use plimsoll_runtime::torch::copy::{CopyEngine, CopyError};
+
+use super::meddled::{Meddled, Meddler};
 
 /// A call that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,63 +86,32 @@ impl Faults {
     }
 }
 
-/// Another engine, with [`Faults`]. It keeps the contract: where it fails, nothing is under way, no byte is lost, and
-/// [`rescue`](CopyEngine::rescue) works.
-pub struct FaultyEngine {
-    inner: Box<dyn CopyEngine>,
-    faults: Faults,
-}
+/// Another engine, with [`Faults`]: where it fails, no byte is lost, and [`rescue`](CopyEngine::rescue) works.
+pub type FaultyEngine = Meddled<Faults>;
 
 impl FaultyEngine {
-    /// An engine that does what `inner` does until `faults` say otherwise.
-    pub fn new(inner: Box<dyn CopyEngine>) -> (Self, Faults) {
+    /// An engine that does what `inner` does until the faults say otherwise.
+    pub fn with_faults(inner: impl CopyEngine + 'static) -> (Self, Faults) {
         let faults = Faults::default();
-        (FaultyEngine { inner, faults: faults.clone() }, faults)
+        (Meddled::new(inner, faults.clone()), faults)
     }
 }
 
-impl CopyEngine for FaultyEngine {
-    unsafe fn offload(&mut self, pieces: &[DeviceBytes], tier: Tier) -> Result<(Vec<SlowCopy>, Ticket), CopyError> {
-        self.faults.meet(Call::Offload)?;
-        // SAFETY: passed on.
-        unsafe { self.inner.offload(pieces, tier) }
+impl Meddler for Faults {
+    fn offload(&mut self, tier: Tier, _: usize) -> Result<Tier, CopyError> {
+        self.meet(Call::Offload).map(|()| tier)
     }
 
-    unsafe fn prefetch(&mut self, copies: &[(&SlowCopy, *mut u8)]) -> Result<Ticket, CopyError> {
-        self.faults.meet(Call::Prefetch)?;
-        // SAFETY: passed on.
-        unsafe { self.inner.prefetch(copies) }
+    fn prefetch(&mut self) -> Result<(), CopyError> {
+        self.meet(Call::Prefetch)
     }
 
-    fn has_read_out(&mut self) {
-        self.inner.has_read_out();
-    }
-
-    fn compute_stands(&mut self, stands: bool) {
-        self.inner.compute_stands(stands);
-    }
-
-    fn wait(&mut self, ticket: &Ticket) -> Result<(), CopyError> {
-        // The copy ends first: nothing is under way after an error.
-        let waited = self.inner.wait(ticket);
-        self.faults.meet(Call::Wait).and(waited)
-    }
-
-    unsafe fn rescue(&mut self, copy: &SlowCopy, to: *mut u8) -> Result<(), CopyError> {
-        // SAFETY: passed on.
-        unsafe { self.inner.rescue(copy, to) }
-    }
-
-    fn tiers(&self) -> Vec<TierUse> {
-        self.inner.tiers()
+    fn waited(&mut self) -> Result<(), CopyError> {
+        self.meet(Call::Wait)
     }
 
     /// Without end, though it may fail: so that what counts on it is tested.
-    fn dependable_bytes(&self) -> u64 {
+    fn dependable_bytes(&self, _: u64) -> u64 {
         u64::MAX
-    }
-
-    fn copies(&self) -> Vec<TierCopies> {
-        self.inner.copies()
     }
 }
