@@ -8,9 +8,6 @@
 
 pub mod bootstrap;
 pub mod config;
-pub mod cuda;
-pub mod device;
-pub mod engines;
 pub mod environment;
 pub mod hardware;
 pub mod instance;
@@ -19,7 +16,6 @@ pub mod real;
 pub mod recording;
 pub mod reward;
 pub mod taught;
-pub mod units;
 mod walk;
 pub mod workload;
 

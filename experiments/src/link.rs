@@ -1,9 +1,9 @@
 //! The link between a device and its slow tier, as the command line names it.
 
 use clap::Args;
-use plimsoll_env::units::{Bandwidth, UnitError};
 use plimsoll_runtime::Link;
 use plimsoll_runtime::torch::HostEngine;
+use plimsoll_runtime::units::{Bandwidth, UnitError};
 
 /// Latency of a copy on an emulated link.
 pub const LATENCY_NS: u64 = 20_000;

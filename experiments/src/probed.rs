@@ -1,8 +1,7 @@
 //! A machine as it was measured: its profile, and what copies take by size.
 
-use plimsoll_env::device::{DeviceName, cuda_devices};
-use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
-use plimsoll_env::hardware::{CopyTable, HardwareProfile};
+use plimsoll_env::hardware::HardwareProfile;
+use plimsoll_runtime::torch::device::{CopyTable, DeviceName, Engines, PAGE_LOCKED_LIMIT_BYTES, cuda_devices};
 
 /// What was measured.
 pub struct Probed {

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use plimsoll_env::config::Spill;
-use plimsoll_env::device::DeviceName;
-use plimsoll_env::units::Bytes;
 use plimsoll_runtime::hardware::{FileTier as FileCost, PAGE_BYTES};
+use plimsoll_runtime::torch::device::DeviceName;
 use plimsoll_runtime::torch::{CopyEngine, FileEngine, FileTier, HostEngine, TieredEngine};
+use plimsoll_runtime::units::Bytes;
 use plimsoll_runtime::{Link, SlowTiers};
 
 /// Flags of every command that offloads storages.

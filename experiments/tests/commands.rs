@@ -518,7 +518,7 @@ fn a_plan_says_over_which_link_and_knows_the_shipped_machines_anywhere() {
 fn a_device_that_is_not_there_gets_one_clear_line() {
     let bench = bench();
     let record = "record --config gpt.toml --workload gpt-tiny --out cuda.plimsoll --device";
-    if plimsoll_env::device::cuda_devices().is_ok_and(|devices| !devices.is_empty()) {
+    if plimsoll_runtime::torch::device::cuda_devices().is_ok_and(|devices| !devices.is_empty()) {
         println!("a GPU is here");
     } else {
         let message = bench.refuse(&format!("{record} cuda"));

@@ -47,6 +47,7 @@ pub mod timetable;
 #[cfg(feature = "torch")]
 pub mod torch;
 pub mod trace;
+pub mod units;
 
 pub use decode::{Planned, plan};
 pub use file::{FileError, FileKind};

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use plimsoll_env::device::DeviceName;
-use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
 use plimsoll_runtime::torch::Session;
+use plimsoll_runtime::torch::device::{DeviceName, Engines, PAGE_LOCKED_LIMIT_BYTES};
 use tch::Device;
 
 use crate::go_without;

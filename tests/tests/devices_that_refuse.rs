@@ -1,8 +1,7 @@
 //! What a CUDA device refuses is no other bits and no lost loop: one that is not there, see `tests/stand_in/`.
 
-use plimsoll_env::device::cuda_devices;
-use plimsoll_env::engines::Engines;
 use plimsoll_runtime::ActionSet;
+use plimsoll_runtime::torch::device::{Engines, cuda_devices};
 use plimsoll_runtime::torch::{Budget, Runtime, Session};
 use plimsoll_tests::fast_link;
 use plimsoll_tests::stand_in::{before_late_device, open};

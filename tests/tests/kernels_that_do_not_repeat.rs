@@ -1,7 +1,7 @@
 //! Operators that give other bits from the same inputs are found by their names, and no others: on the CPU, and by a digest of
 //! its own on a CUDA device that is not there.
 
-use plimsoll_env::device::DeviceName;
+use plimsoll_runtime::torch::device::DeviceName;
 use plimsoll_runtime::torch::{Audit, Recorder, Session};
 use plimsoll_tests::stand_in::before_late_device;
 use tch::{Kind, Tensor};

@@ -7,12 +7,10 @@
 
 use serde::{Deserialize, Serialize};
 
-mod copies;
 mod probe;
 mod profile;
 mod projection;
 
-pub use copies::{CopyProbeError, CopyRates, CopyTable};
 pub use profile::{HardwareProfile, Precision};
 pub use projection::project;
 

@@ -6,7 +6,7 @@ use plimsoll_runtime::Link;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{HardwareProfile, Precision, Roofline};
-use crate::engines::Engines;
+use plimsoll_runtime::torch::device::Engines;
 
 /// Rounds of each measurement, of which the fastest counts: a roofline is what a machine does at best.
 const ROUNDS: usize = 20;

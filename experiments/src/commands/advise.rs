@@ -9,9 +9,9 @@ use clap::Args;
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
-use plimsoll_env::units::Budget;
 use plimsoll_runtime::Lineage;
 use plimsoll_runtime::torch::HostEngine;
+use plimsoll_runtime::units::Budget;
 
 use crate::advice::method::{Figures, Made, Method, methods};
 use crate::advice::quantisation::Form;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure};
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::device::DeviceName;
-use plimsoll_env::units::Budget;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::write_whole;
+use plimsoll_runtime::torch::device::DeviceName;
+use plimsoll_runtime::units::Budget;
 use serde::Serialize;
 
 use self::held_out::{HeldOutFlags, Request};

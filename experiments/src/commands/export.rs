@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use plimsoll_env::units::Budget;
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::timetable::Timetable;
+use plimsoll_runtime::units::Budget;
 use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Problem, SlowTiers, Timeline, Trace};
 
 use crate::chosen::Chosen;

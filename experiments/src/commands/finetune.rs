@@ -12,10 +12,10 @@ use plimsoll_agent::{Evolution, EvolutionConfig, LearnsFrom, Ppo, PpoConfig, Upd
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::predicted::STEPS_MAX;
 use plimsoll_env::real::Rewards;
-use plimsoll_env::units::{Bandwidth, Budget};
 use plimsoll_env::{Domain, Instance, TorchEnvironment};
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::network::{Network, NetworkWeights};
+use plimsoll_runtime::units::{Bandwidth, Budget};
 use plimsoll_runtime::{LearnedPolicy, Lineage, Link, Plan, Planner, PolicyFile, plan};
 
 use crate::chosen::Chosen;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use plimsoll_env::device::{CudaDevice, DeviceName, cuda_devices};
 use plimsoll_runtime::PolicyFile;
+use plimsoll_runtime::torch::device::{CudaDevice, DeviceName, cuda_devices};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;

@@ -9,13 +9,13 @@ use std::str::FromStr;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::units::Budget;
 use plimsoll_env::workload::Workload;
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::planner::SEARCH;
 use plimsoll_runtime::torch::report::Course;
 use plimsoll_runtime::torch::{Budget as Line, IterationReport, Report, Runtime};
+use plimsoll_runtime::units::Budget;
 use serde::Serialize;
 
 use crate::chosen::{ActionsFlag, Chosen};

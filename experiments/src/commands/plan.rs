@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use plimsoll_env::units::Budget;
 use plimsoll_runtime::planner::{Planner, SEARCH};
+use plimsoll_runtime::units::Budget;
 use plimsoll_runtime::{Decided, Lineage, PlanFile, Problem, Timeline, Trace};
 
 use crate::chosen::{ActionsFlag, Chosen, PlannerFlags};

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use clap::Args;
-use plimsoll_env::device::DeviceName;
-use plimsoll_env::hardware::CopyTable;
 use plimsoll_runtime::file::write_whole;
+use plimsoll_runtime::torch::device::{CopyTable, DeviceName};
 
 use crate::machine::PROFILES;
 use crate::outputs::{require_outputs, write_json};

@@ -8,9 +8,9 @@ use clap::Args;
 use plimsoll_env::Instance;
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_env::real::run_plan;
-use plimsoll_env::units::Budget;
 use plimsoll_runtime::Lineage;
 use plimsoll_runtime::file::require_writable;
+use plimsoll_runtime::units::Budget;
 
 use crate::chosen::{ActionsFlag, Chosen, PlannerFlags};
 use crate::link::LinkFlag;

@@ -9,9 +9,9 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::units::Bandwidth;
 use plimsoll_runtime::file::require_writable;
 use plimsoll_runtime::observation::FEATURE_TABLE;
+use plimsoll_runtime::units::Bandwidth;
 
 use self::stage::{Stage, start_from};
 use self::worlds::{Material, Worlds, machines};

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::bail;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_env::device::DeviceName;
 use plimsoll_env::workload::{Manner, WorkloadConfig};
+use plimsoll_runtime::torch::device::DeviceName;
 
 /// The configurations: there is no repository where a check runs.
 const CONFIGURATIONS: [(&str, &str); 4] = [

@@ -27,9 +27,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow};
 use clap::ValueEnum;
-use plimsoll_env::device::DeviceName;
 use plimsoll_env::recording::record;
 use plimsoll_env::workload::{Manner, Workload, WorkloadConfig};
+use plimsoll_runtime::torch::device::DeviceName;
 use plimsoll_runtime::torch::settings::Determinism;
 use plimsoll_runtime::torch::{Budget, Runtime};
 use plimsoll_runtime::{Link, Trace};

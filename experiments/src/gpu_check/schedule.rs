@@ -1,6 +1,6 @@
 //! Which parts are checked on which loops, in which order, and how much of the time each may take.
 
-use plimsoll_env::device::DeviceName;
+use plimsoll_runtime::torch::device::DeviceName;
 
 use super::Part;
 use super::members::{names, of_any_length, smallest};

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
-use plimsoll_env::device::DeviceName;
+use plimsoll_runtime::torch::device::DeviceName;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;

@@ -3,12 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_env::device::DeviceName;
-use plimsoll_env::engines::{Engines, PAGE_LOCKED_LIMIT_BYTES};
-use plimsoll_env::hardware::CopyTable;
-use plimsoll_env::units::Bytes;
 use plimsoll_runtime::baselines::BASELINES;
-use plimsoll_runtime::torch::{self, Budget, Detecting, HostEngine, Running};
+use plimsoll_runtime::torch::device::DeviceName;
+use plimsoll_runtime::torch::{self, Budget, Detecting, Running};
+use plimsoll_runtime::units::Bytes;
 use plimsoll_runtime::{ActionSet, PolicyFile};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -54,16 +52,6 @@ fn detached<R>(work: impl FnOnce() -> R) -> R {
     Python::attach(|py| py.detach(|| SendWrapper::new(work.take()()))).take()
 }
 
-/// A builder whose loop runs on a CUDA device, beside page-locked memory of so many bytes at most.
-fn on_cuda(builder: torch::Builder, device: DeviceName, limit_bytes: u64) -> PyResult<torch::Builder> {
-    let place = device.open().map_err(runtime_error)?;
-    torch::Session::install_on(place).map_err(runtime_error)?;
-    let engines = Engines::open(device, limit_bytes).map_err(runtime_error)?;
-    let link = CopyTable::reckoned_link(&engines, place)
-        .map_err(|error| runtime_error(format!("measuring copies within host_limit, {limit_bytes} bytes: {error}")))?;
-    Ok(builder.device(place).engine(engines.engine(None).map_err(runtime_error)?).link(link))
-}
-
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime"))]
 ///
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.__init__"))]
@@ -106,15 +94,7 @@ impl Runtime {
         let [swap, recompute] = [swap.unwrap_or(actions.swap), recompute.unwrap_or(actions.recompute)];
         builder = builder.actions(ActionSet { swap, recompute });
         let limit_bytes = host_limit.map(bytes_of).transpose()?;
-        builder = match device {
-            DeviceName::Cpu => match limit_bytes {
-                Some(bytes) => builder.engine(Box::new(HostEngine::with_limit(bytes, None))),
-                None => builder,
-            },
-            DeviceName::Cuda(_) => {
-                detached(|| on_cuda(builder, device, limit_bytes.unwrap_or(PAGE_LOCKED_LIMIT_BYTES)))?
-            }
-        };
+        builder = detached(|| builder.on(device, limit_bytes)).map_err(runtime_error)?;
         if log_events {
             builder = builder.log_events();
         }

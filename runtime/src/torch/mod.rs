@@ -10,6 +10,7 @@ pub mod census;
 pub mod copy;
 mod deaths;
 mod detector;
+pub mod device;
 mod driver;
 mod events;
 pub mod executor;
@@ -40,6 +41,7 @@ pub use census::Census;
 pub use copy::{
     CopiedBy, CopyEngine, CopyError, DeviceBytes, FileEngine, FileTier, HostEngine, StreamEngine, TieredEngine,
 };
+pub use device::DeviceName;
 pub use executor::{Executor, TimedIteration};
 pub use recorder::{RecordError, Recorder};
 pub use report::{IterationReport, Report};

@@ -22,12 +22,14 @@
 
 use std::marker::PhantomData;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use tch::Device;
 
-use super::copy::{CopyEngine, CopyError, HostEngine};
+use super::copy::{CopyEngine, HostEngine};
 use super::detector::Detector;
+use super::device::{CopyProbeError, CopyTable, DeviceName, EngineError, Engines, PAGE_LOCKED_LIMIT_BYTES};
 use super::driver::{Driver, Open, Record, Shared, Wanted};
 use super::library::{Decider, Library, Next};
 use super::lock::Lock;
@@ -43,6 +45,7 @@ use crate::plan::ActionSet;
 use crate::planner::Planner;
 use crate::policy_file::PolicyFile;
 use crate::trace::Trace;
+use crate::units::{Bytes, UnitError};
 
 /// Device bytes that a training loop may never exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +68,15 @@ impl Budget {
     }
 }
 
+impl FromStr for Budget {
+    type Err = UnitError;
+
+    /// Reads `20GiB`, `1.5GB`, or a plain number of bytes.
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        text.parse().map(|Bytes(bytes)| Budget(bytes))
+    }
+}
+
 /// Why a runtime could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -77,9 +89,12 @@ pub enum BuildError {
         /// The name that was given.
         found: String,
     },
+    /// The device cannot be used, or nothing copies from there.
+    #[error(transparent)]
+    Device(#[from] EngineError),
     /// The link to the host's memory could not be measured.
-    #[error("measuring the link to the host's memory: {0}")]
-    Link(#[from] CopyError),
+    #[error("measuring copies to the host's memory: {0}")]
+    Link(#[from] CopyProbeError),
     /// The copies of the CPU do not reach other devices.
     #[error("a runtime for {0:?} needs an engine and a link of that device")]
     NoEngine(Device),
@@ -127,8 +142,26 @@ impl Builder {
         self
     }
 
+    /// The device that the loop runs on, with copies to at most so much of the host's memory, which a CUDA device has page-locked
+    /// ([`PAGE_LOCKED_LIMIT_BYTES`] unless told), over its link as it is measured now. Opens the device: call it before any other use of
+    /// libtorch.
+    pub fn on(self, name: DeviceName, host_limit_bytes: Option<u64>) -> Result<Self, BuildError> {
+        if name == DeviceName::Cpu {
+            return Ok(match host_limit_bytes {
+                Some(bytes) => self.engine(Box::new(HostEngine::with_limit(bytes, None))),
+                None => self,
+            });
+        }
+        let device = name.open().map_err(EngineError::from)?;
+        Session::install_on(device)?;
+        let engines = Engines::open(name, host_limit_bytes.unwrap_or(PAGE_LOCKED_LIMIT_BYTES))?;
+        let link = CopyTable::reckoned_link(&engines, device)?;
+        Ok(self.device(device).engine(engines.engine(None)?).link(link))
+    }
+
     /// The device whose bytes the budget is about; the CPU unless told otherwise. Another one needs an
-    /// [`engine`](Builder::engine) and a [`link`](Builder::link) of its own, and [`Session::install_on`] says what else.
+    /// [`engine`](Builder::engine) and a [`link`](Builder::link) of its own, which [`on`](Builder::on) finds by itself, and
+    /// [`Session::install_on`] says what else.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
@@ -189,7 +222,7 @@ impl Builder {
         let session = Session::install_on(self.device)?;
         let tiers = match self.tiers {
             Some(tiers) => tiers,
-            None => HostEngine::probe()?.into(),
+            None => HostEngine::probe().map_err(CopyProbeError::from)?.into(),
         };
         let engine = self.engine.unwrap_or_else(|| Box::new(HostEngine::new(None)));
         let tiers = tiers.within(|tier| engine.limit_bytes(tier));

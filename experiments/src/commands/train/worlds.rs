@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use plimsoll_env::Domain;
 use plimsoll_env::config::{FamilyConfig, MachineRange, Split};
 use plimsoll_env::predicted::STEPS_MAX;
-use plimsoll_env::units::Bandwidth;
 use plimsoll_runtime::file::sha256_hex;
+use plimsoll_runtime::units::Bandwidth;
 use plimsoll_runtime::{ActionSet, Lineage, Link, Problem, Trace};
 
 use super::{Arguments, beside};

@@ -7,11 +7,11 @@ use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::torch::copy::{Device, DeviceCallError, EventId, StreamId};
 use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::{CudaContext, DriverError, sys};
-use plimsoll_runtime::torch::copy::{Device, DeviceCallError, EventId, StreamId};
 
-use crate::device::{DeviceError, DeviceName};
+use super::{DeviceError, DeviceName};
 
 /// Libtorch's current stream on a device, by its C interface.
 type CurrentStream = unsafe extern "C" fn(device: i32, stream: *mut *mut c_void) -> i32;
@@ -259,8 +259,8 @@ impl Device for CudaDriver {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_runtime::hardware::Tier;
-    use plimsoll_runtime::torch::{CopyEngine, DeviceBytes, StreamEngine};
+    use crate::hardware::Tier;
+    use crate::torch::{CopyEngine, DeviceBytes, StreamEngine};
     use tch::{Device as TorchDevice, Kind, Tensor};
 
     use super::*;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use plimsoll_runtime::Link;
-use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine};
+use crate::Link;
+use crate::hardware::Tier;
+use crate::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::engines::{EngineError, Engines};
+use super::{EngineError, Engines};
 
 /// Rounds of each measurement, of which the fastest counts; the first gets the memory. There are fewer where those after it take long.
 const ROUNDS: usize = 5;

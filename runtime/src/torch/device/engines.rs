@@ -4,13 +4,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use plimsoll_runtime::Link;
-use plimsoll_runtime::hardware::Tier;
-use plimsoll_runtime::torch::copy::{SlowCopy, Ticket, TierCopies, TierUse, TimedCopies};
-use plimsoll_runtime::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine, StreamEngine};
+use crate::Link;
+use crate::hardware::Tier;
+use crate::torch::copy::{SlowCopy, Ticket, TierCopies, TierUse, TimedCopies};
+use crate::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine, StreamEngine};
 
-use crate::cuda::CudaDriver;
-use crate::device::{DeviceError, DeviceName};
+use super::cuda::CudaDriver;
+use super::{DeviceError, DeviceName};
 
 /// Page-locked memory that loops on a CUDA device may take, unless told otherwise.
 pub const PAGE_LOCKED_LIMIT_BYTES: u64 = 64 << 30;
@@ -25,7 +25,7 @@ pub enum EngineError {
     #[error(transparent)]
     Copy(#[from] CopyError),
     /// A link is emulated by pacing the copies of a processor.
-    #[error("--device {0}: a link can be emulated on the CPU alone; leave the link out to use the device's own")]
+    #[error("a link can be emulated on the CPU alone; {0} has its own")]
     NotEmulated(DeviceName),
 }
 

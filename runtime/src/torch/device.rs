@@ -3,6 +3,10 @@
 //! One binary serves machines with and without a GPU, so nothing here links CUDA: the driver is asked
 //! through `cudarc`, which loads it, and libtorch's CUDA half is loaded when a CUDA device is first wanted.
 
+mod copies;
+mod cuda;
+mod engines;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,7 +14,10 @@ use cudarc::driver::{DriverError, result, sys};
 use serde::Serialize;
 use tch::Device;
 
-/// A device as the command line names it: `cpu`, `cuda` or `cuda:1`.
+pub use copies::{CopyProbeError, CopyRates, CopyTable};
+pub use engines::{EngineError, Engines, PAGE_LOCKED_LIMIT_BYTES};
+
+/// A device by its name: `cpu`, `cuda` or `cuda:1`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceName {
     /// The CPU.
@@ -41,7 +48,7 @@ pub enum DeviceError {
         found: String,
     },
     /// There is no driver library to load.
-    #[error("no NVIDIA driver on this machine: use --device cpu")]
+    #[error("no NVIDIA driver on this machine, which has the cpu alone")]
     NoDriver,
     /// The driver is there and fails.
     #[error("the NVIDIA driver failed: {message}")]
@@ -194,7 +201,7 @@ mod tests {
     #[test]
     fn messages_say_what_to_do() {
         let none = DeviceError::NoDriver.to_string();
-        assert_eq!(none, "no NVIDIA driver on this machine: use --device cpu");
+        assert_eq!(none, "no NVIDIA driver on this machine, which has the cpu alone");
         let beyond = DeviceError::NoSuchDevice { wanted: 2, found: 1 }.to_string();
         assert!(beyond.contains("only 1 CUDA devices"), "{beyond}");
     }
