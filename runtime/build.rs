@@ -30,6 +30,7 @@ fn main() {
         "unboxed",
         "lists",
         "composites",
+        "objects",
         "interceptor",
         "region",
         "settings",

@@ -640,7 +640,7 @@ fn a_directory_that_cannot_be_written_is_named_and_nothing_is_left() {
 fn hold_compares_loops_under_budgets_with_their_untouched_selves() {
     let bench = bench!("hold");
     let call = bench.succeed(
-        "hold gpt.toml:gpt-tiny resnet.toml:resnet-tiny --budget 80% --budget 55% --budget 5% --iterations 7 \
+        "hold gpt.toml:gpt-tiny resnet.toml:resnet-tiny --policy dtr --budget 80% --budget 55% --budget 5% --iterations 7 \
          --json held.json",
     );
     assert!(call.stdout.contains("resnet-tiny"), "{}", call.stdout);
@@ -663,9 +663,7 @@ fn hold_compares_loops_under_budgets_with_their_untouched_selves() {
 #[test]
 fn hold_does_as_a_job_that_names_no_policy_and_may_not_swap() {
     let bench = bench!("hold-search");
-    bench.succeed(
-        "hold gpt.toml:gpt-tiny --policy search --actions keep,recompute --budget 70% --iterations 7 --json held.json",
-    );
+    bench.succeed("hold gpt.toml:gpt-tiny --actions keep,recompute --budget 70% --iterations 7 --json held.json");
     let held = bench.json("held.json");
     let point = &held["points"][0];
     assert_eq!((&point["held"], &point["variables_identical"]), (&Value::Bool(true), &Value::Bool(true)), "{point:#}");

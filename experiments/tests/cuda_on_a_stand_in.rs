@@ -75,7 +75,7 @@ fn budgets_are_held_from_the_first_iteration_on() {
         let (config, workload) = tiny(family, family);
         format!("{config}:{workload}")
     });
-    bench.succeed(&format!("hold --device cuda {} --iterations 9 --json held.json", loops.join(" ")));
+    bench.succeed(&format!("hold --device cuda {} --policy dtr --iterations 9 --json held.json", loops.join(" ")));
     let held = bench.json("held.json");
     let points = held["points"].as_array().unwrap();
     assert_eq!(points.len(), 9, "three loops within three budgets");
@@ -91,7 +91,8 @@ fn batches_of_any_length_keep_their_bits_and_budgets() {
     let Some(bench) = bench("lengths", 5) else { return };
     let (config, workload) = tiny("gpt", "gpt");
     for passes in [1, 3] {
-        let hold = format!("hold --device cuda {config}:{workload}-lengths --passes {passes} --iterations 30");
+        let hold =
+            format!("hold --device cuda {config}:{workload}-lengths --policy dtr --passes {passes} --iterations 30");
         bench.succeed(&format!("{hold} --json held.json"));
         for point in bench.json("held.json")["points"].as_array().unwrap() {
             assert!(point["held"] == true && point["losses_identical"] == true, "{point}");

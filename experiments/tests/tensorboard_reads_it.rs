@@ -10,7 +10,8 @@ use serde_json::Value;
 fn read(logdir: &Path) -> Value {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     assert!(root.join(".tools/tensorboard").exists(), "run `make tools` first");
-    let output = Command::new("python3").arg(root.join("tests/read_events.py")).arg(logdir).output().unwrap();
+    let output =
+        Command::new("python3").arg(root.join("experiments/tests/read_events.py")).arg(logdir).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }

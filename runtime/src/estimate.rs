@@ -3,15 +3,17 @@
 //! A decision leaves most of them as they were. What does not change between two pressure points is not found out again:
 //! see [`reruns`], [`Outlook`] and [`Describer`].
 
+pub(crate) mod features;
+mod outlook;
 mod reruns;
 
+use self::features::{Ahead, Describer, Scene};
+use self::outlook::Outlook;
 pub(crate) use self::reruns::ANCESTORS_MAX;
 use self::reruns::Reruns;
-use crate::features::{Ahead, Describer, Scene};
 use crate::hardware::Tier;
 use crate::lineage::{Lineage, WindowId};
 use crate::observation::Candidate;
-use crate::outlook::Outlook;
 use crate::plan::{Action, ActionSet};
 use crate::sweep::Problem;
 use crate::timeline::{Pressed, Timeline};

@@ -10,31 +10,24 @@
 #[cfg(test)]
 extern crate self as plimsoll_runtime;
 
-mod agenda;
 pub mod allocators;
 pub mod baselines;
-mod begun;
 pub mod decode;
 mod estimate;
-mod features;
 pub mod file;
 pub mod hardware;
 pub mod import;
 pub mod learned;
 pub mod lineage;
 mod locks;
-mod moment;
 pub mod network;
 pub mod observation;
 pub mod obstacle;
-mod outlook;
-mod placement;
 pub mod plan;
 pub mod planner;
 pub mod playback;
 pub mod policy;
 pub mod policy_file;
-mod prefetch;
 mod profile;
 mod random;
 pub mod schedule;

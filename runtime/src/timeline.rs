@@ -10,27 +10,32 @@
 //! where such a stretch peaks, and where it ends for want of bytes. So a run costs what its plan does, not what the
 //! trace is long, and predicts the same as a walk over every operator.
 
+mod agenda;
+mod begun;
 mod change;
 mod copies;
 mod explain;
+mod moment;
+mod placement;
+pub(crate) mod prefetch;
 mod rebuild;
 mod retention;
 
 use std::ops::Range;
 
+use self::agenda::Agenda;
+use self::begun::Begun;
 use self::change::Base;
 pub use self::change::CHANGES_MAX;
 use self::explain::Notes;
 pub use self::explain::{Explanation, PeakBytes, TimeByCause};
-use crate::agenda::Agenda;
-use crate::begun::Begun;
+use self::moment::{LastRun, Moment, Segment};
+use self::placement::Placement;
+use self::prefetch::{Facts, Late, Prefetches, clamped};
 use crate::hardware::{CopyTimes, SlowTiers, Tier};
 use crate::lineage::{Lineage, Version, VersionId, Window, WindowId};
-use crate::moment::{LastRun, Moment, Segment};
 use crate::observation::Wait;
-use crate::placement::Placement;
 use crate::plan::{Action, ActionSet, Plan};
-use crate::prefetch::{Facts, Late, Prefetches, clamped};
 use crate::schedule::{Instruction, Schedule};
 use crate::trace::{Operator, OperatorId, StorageId, Trace};
 

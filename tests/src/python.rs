@@ -37,7 +37,7 @@ pub fn extension(name: &str, folder: &Path) -> PathBuf {
     let (libtorch, built) = (Path::new(env!("LIBTORCH")), folder.join(format!("{name}.so")));
     let mut compiler = Command::new("c++");
     compiler.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"]).arg(&built);
-    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.cpp")));
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("jobs/{name}.cpp")));
     for include in [libtorch.join("include"), python_headers()] {
         compiler.arg("-I").arg(include);
     }

@@ -49,8 +49,8 @@ pub struct Arguments {
     /// next, but for the last, so that budgets below them can be held
     #[arg(long)]
     throughout: bool,
-    /// A policy file, the name of a baseline, or `search`, which is what a job does that names neither
-    #[arg(long, value_name = "FILE|BASELINE|search", default_value = "dtr")]
+    /// A policy file, the name of a baseline, or `search`, as a job does that names neither
+    #[arg(long, value_name = "FILE|BASELINE|search", default_value = "search")]
     policy: String,
     #[command(flatten)]
     allowed: ActionsFlag,

@@ -46,8 +46,8 @@ impl Way {
 }
 
 const HEADER: &str = "\
-| points of | number | best baseline | one decode | decodes | search | search from the best | planner | decode over the \
-reference | planner over it (at most) | baseline beats decode | return of a decode |
+| points of | number | best baseline | policy alone | decodes | search | search from the best baseline | planner | excess of \
+the policy alone | planner's excess (at most) | baseline beats policy alone | return of the policy alone |
 |---|---|---|---|---|---|---|---|---|---|---|---|";
 
 /// Sums over the points that the best baseline and one decode hold.
@@ -172,10 +172,10 @@ impl Sums {
         };
         let planner = overhead(Way::Planner);
         format!(
-            "Less overhead than the best baselines: one decode {}, planner {}. Than search from nothing: planner {}, the \
+            "Less overhead than the best baselines: policy alone {}, planner {}. Than search from nothing: planner {}, the \
              reference {}; than search from the best baseline: planner {}, the reference {}. A baseline is better than the \
              planner at {} points. A decode takes {:.1} µs a window, at most {:.1}. {} points more are left out: no \
-             baseline or not the decode holds their budgets.{}",
+             baseline or not the policy alone holds their budgets.{}",
             less(overhead(Way::Decode), Way::Baseline),
             less(planner, Way::Baseline),
             less(planner, Way::FromNothing),
@@ -320,7 +320,8 @@ mod tests {
         let row = "| 2 | 20.00 | 20.00 | 16.00 | 12.00 | 10.00 | 8.00 | 14.29 | 2.86 (2.86) | 50 % | +0.13 |";
         assert!(links.contains(&format!("| `vgg` {row}\n| all {row}\n")), "{links}");
         assert!(
-            links.contains("one decode 0 %, planner 60 %. Than search from nothing: planner 33 %, the reference 58 %")
+            links
+                .contains("policy alone 0 %, planner 60 %. Than search from nothing: planner 33 %, the reference 58 %")
         );
         assert!(links.contains("2.0 µs a window, at most 2.0. 1 points more are left out"));
         assert!(links.contains("holds 2 of 2 budgets, at 14.00 % where the planner takes 8.00; it is better at 0."));

@@ -9,6 +9,7 @@ import re
 import torch
 
 from . import _intercepted
+from ._interruptions import uncollected
 from ._kernels import by_address
 from ._loaded import when_loaded
 from ._regions import tensors_in, within
@@ -77,7 +78,8 @@ def run_as_region(graph, run, inputs):
 
 def _run_again(read, written, numbers, graph):
     layout = _layouts[graph]
-    return tensors_in(layout.run(layout.graph, layout.inputs(read, written, numbers)))
+    with uncollected():
+        return tensors_in(layout.run(layout.graph, layout.inputs(read, written, numbers)))
 
 
 def _prepare_inductor(module):

@@ -1,13 +1,14 @@
 """Handlers of signals, and finalizers of what is collected as garbage, run between any two steps of Python's, within a compiled graph's
 as well, which is one operator to the runtime: its thread's operators are not looked at then, and those of a handler, which saves what
-has been learned, say, are none of it. They are a bystander's.
+has been learned, say, are none of it. They are a bystander's. While the runtime runs such a graph again, which the program knows
+nothing of, handlers wait until that is over, and nothing is collected.
 """
 
 import atexit
+import contextlib
 import functools
 import gc
 import signal
-import types
 
 import torch
 
@@ -34,6 +35,8 @@ class _Aside:
         self.handler = handler
 
     def __call__(self, *signalled):
+        if signalled and unseen(torch.ops.plimsoll.postpone, signalled[0]):
+            return None
         before = 0
         try:
             before = _step_aside()
@@ -47,9 +50,7 @@ def _own(handler):
 
 
 def _aside(handler):
-    # Python's own uses no tensors.
-    is_program = callable(handler) and not isinstance(handler, (types.BuiltinFunctionType, _Aside, signal.Handlers))
-    return _Aside(handler) if is_program else handler
+    return handler if isinstance(handler, (_Aside, signal.Handlers)) or not callable(handler) else _Aside(handler)
 
 
 @functools.wraps(_signal)
@@ -72,6 +73,18 @@ def _collect_aside(phase, _):
         _before_collection = _step_aside()
     else:
         _step_back(_before_collection)
+
+
+@contextlib.contextmanager
+def uncollected():
+    """Nothing is collected as garbage meanwhile."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 gc.callbacks.append(_collect_aside)

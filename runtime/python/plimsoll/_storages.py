@@ -35,6 +35,20 @@ def _replacing(change):
     return announced
 
 
+def _counted(clone):
+    """`clone` of a storage, as `copy.deepcopy` calls it. The host's memory for it is libtorch's allocator's, like that of tensors: else
+    it would not count, and could not be evicted."""
+
+    def counted(storage):
+        if storage.device.type != "cpu" or torch._C._functorch.peek_interpreter_stack() is not None:
+            return clone(storage)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            room = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage()
+        return room.copy_(storage)
+
+    return counted
+
+
 def _get_item_announced(storage, place):
     if isinstance(place, slice) and storage.nbytes() > 0:
         unseen(torch.ops.plimsoll.lend, storage)
@@ -227,6 +241,7 @@ def _saving_tensors(save):
 
 for _name in ("resize_", "_share_fd_cpu_", "_share_filename_cpu_"):
     setattr(torch.UntypedStorage, _name, _replacing(getattr(torch.UntypedStorage, _name)))
+_redefine(torch.UntypedStorage.clone, _counted)
 torch.UntypedStorage.__getitem__ = _get_item_announced
 torch.UntypedStorage._share_cuda_ = _share_cuda_announced
 torch.UntypedStorage.byteswap = _byteswap_announced

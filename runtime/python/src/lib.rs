@@ -157,7 +157,7 @@ impl Runtime {
 
 /// What keeps the operators of a thread under the budget while it lives.
 enum Held {
-    Iteration(#[expect(dead_code, reason = "it ends where this is dropped")] Running),
+    Iteration(Running),
     Loop(Detecting),
 }
 
@@ -211,11 +211,20 @@ impl Guard {
         Ok(slf)
     }
 
-    fn __exit__(&mut self, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) -> PyResult<bool> {
+    fn __exit__(&mut self, _kind: Py<PyAny>, raised: Option<Py<PyAny>>, _trace: Py<PyAny>) -> PyResult<bool> {
         if self.is_elsewhere() {
             return Err(runtime_error("it ends in the thread that began it"));
         }
-        detached(|| self.held = None);
+        let ended = detached(|| match self.held.take().map(SendWrapper::take) {
+            Some(Held::Iteration(running)) => running.end(),
+            Some(Held::Loop(detecting)) => detecting.end(),
+            None => Ok(()),
+        });
+        match ended {
+            // What the program has raised comes first.
+            Err(error) if raised.is_some() => eprintln!("plimsoll: {error}"),
+            ended => ended.map_err(runtime_error)?,
+        }
         Ok(false)
     }
 }

@@ -34,7 +34,7 @@ static GROUND: LazyLock<Option<Ground>> = LazyLock::new(|| {
     // In place of NVIDIA's libraries, which torch is linked with; none where the libtorch in use needs none.
     let stand_in = StandIn::make(&made.join("stand-in"));
     let mut python = Command::new("python3");
-    python.arg(root().join("tests/forked.py")).env("PYTHONPATH", std::env::join_paths(packages).unwrap());
+    python.arg(root().join("tests/jobs/forked.py")).env("PYTHONPATH", std::env::join_paths(packages).unwrap());
     python.env("GOMP_SPINCOUNT", "0").envs(compiler(&compiled()));
     python.envs(stand_in.iter().flat_map(|stand_in| stand_in.late(0)));
     let mut process = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -72,11 +72,11 @@ fn root() -> PathBuf {
 }
 
 impl Ground {
-    /// Starts a program of the folder of tests with those flags.
+    /// Starts one of the jobs with those flags.
     fn start(&self, program: &str, flags: &str, environment: &[(&str, &str)]) -> Job {
         let arguments: Vec<&str> = flags.split_whitespace().collect();
         let environment: BTreeMap<_, _> = environment.iter().copied().collect();
-        let program = root().join("tests").join(program);
+        let program = root().join("tests/jobs").join(program);
         let mut connection = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         let request = json!({ "program": program, "arguments": arguments, "environment": environment });
         writeln!(connection, "{request}").unwrap();
@@ -533,6 +533,28 @@ fn what_is_shared_between_iterations_stays() {
 }
 
 #[test]
+fn what_python_copies_counts_and_is_evicted() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let run = |budget: &str| ground.alone("copied.py", &format!("--device {device} {budget}"));
+        let [untouched, all, within] = ["", "--budget 1GB", "--budget 4.2MB"].map(run);
+        assert_eq!((&all["found"], &within["found"]), (&untouched["found"], &untouched["found"]), "{device}");
+        let copied_bytes = untouched["found"]["copied_bytes"].as_u64().unwrap();
+        assert!(all["report"]["peak_bytes"].as_u64() > Some(copied_bytes), "{device}: {all}");
+        assert!(within["evictions"].as_u64() > Some(0), "{device}: {within}");
+    }
+}
+
+#[test]
+fn what_objects_hold_stays_and_reruns_do_not_warn_again() {
+    let Some(ground) = ground() else { return };
+    let budgets = ["--budget 4.5MB", "--budget 3.9MB", "--budget 4.5MB --recompute-alone"];
+    for within in ground.finds_the_same("packed.py", "", &[], budgets) {
+        assert!(within["evictions"].as_u64() > Some(0), "{within}");
+    }
+}
+
+#[test]
 fn a_job_of_several_streams_keeps_every_bit() {
     let Some(ground) = ground().filter(|ground| ground.has_cuda) else { return };
     let reports = ground.reports_within_budget("cuda", "--streams", ["", "--policy dtr", "--policy capuchin"]);
@@ -696,7 +718,8 @@ fn a_job_of_several_processes_keeps_every_bit_within_a_budget_of_each() {
 fn what_processes_gather_is_what_they_have() {
     let Some(ground) = ground() else { return };
     let untouched = ground.by_two("gathers.py", "");
-    for budget in ["250kB", "220kB"] {
+    // Now and then another process's messages hold some 30 kB for longer.
+    for budget in ["250kB", "235kB"] {
         let within = ground.by_two("gathers.py", &format!("--budget {budget}"));
         within.iter().zip(&untouched).for_each(|(within, untouched)| assert_found(within, untouched));
     }
@@ -733,6 +756,37 @@ fn a_handler_of_a_signal_finds_what_it_saves() {
     for device in ground.devices() {
         let budgets = ["--budget 6MB", "--budget 4MB"];
         ground.finds_the_same("signalled.py", &format!("--device {device}"), &[], budgets);
+    }
+}
+
+#[test]
+fn what_interrupts_compiled_layers_that_run_again_waits() {
+    let Some(ground) = ground() else { return };
+    if !has_headers() {
+        return;
+    }
+    let budgets = ["--budget 6MB", "--budget 9MB --recompute-alone"];
+    for within in ground.finds_the_same("interrupted.py", "", &[], budgets) {
+        assert!(within["evictions"].as_u64() > Some(0), "{within}");
+    }
+}
+
+#[test]
+fn finalizers_within_operators_of_other_threads_leave_what_these_use_free_to_go() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        ground.finds_the_same("beside.py", &format!("--device {device}"), &[], ["--budget 27MB"]);
+    }
+}
+
+#[test]
+fn what_is_cast_within_an_operator_is_cast_again() {
+    let Some(ground) = ground() else { return };
+    for device in ground.devices() {
+        let budgets = ["--budget 7MB --recompute-alone", "--budget 6.8MB --recompute-alone"];
+        for within in ground.finds_the_same("cast.py", &format!("--device {device}"), &[], budgets) {
+            assert!(within["report"]["reruns"].as_u64() > Some(0), "{device}: {within}");
+        }
     }
 }
 

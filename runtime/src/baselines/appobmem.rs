@@ -1,9 +1,9 @@
 use crate::lineage::{Lineage, Window, WindowId};
 use crate::plan::{Action, Plan};
 use crate::policy::Policy;
-use crate::prefetch::clamped;
 use crate::slack::Slack;
 use crate::sweep::Problem;
+use crate::timeline::prefetch::clamped;
 
 /// Swaps blocks that are alive at the peak, largest bytes × idle time first, as long as the copies are hidden (Li et al.,
 /// *An Application-oblivious Memory Scheduling System for DNN Accelerators* (AppObMem), ACM TACO 2022; the test for hidden

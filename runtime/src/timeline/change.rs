@@ -8,9 +8,9 @@
 
 use crate::hardware::Tier;
 use crate::lineage::WindowId;
-use crate::moment::{Bookmark, Bookmarks, InFlight};
 use crate::plan::{Action, Plan};
-use crate::prefetch::Facts;
+use crate::timeline::moment::{Bookmark, Bookmarks, InFlight};
+use crate::timeline::prefetch::Facts;
 use crate::timeline::{NO_WINDOW, OnPressure, Prediction, Residency, Run, Stopped, Timeline, reruns_max};
 
 /// Changes that are predicted together; more are predicted as a whole plan.

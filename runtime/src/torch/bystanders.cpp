@@ -8,6 +8,8 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace plimsoll {
 namespace {
@@ -16,6 +18,8 @@ std::atomic<bool> in_use{false};
 std::atomic<bool> is_listening{false};
 std::atomic<int> unheard{0};
 thread_local bool stands_by = false;
+thread_local size_t rerunning = 0;
+thread_local std::vector<int> postponed;
 
 void set_keys(bool is_intercepted) {
   c10::impl::tls_set_dispatch_key_included(kInterceptorKey, is_intercepted || stands_by);
@@ -34,6 +38,7 @@ struct Python {
   int (*holds)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
   void* (*release)() = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
   void (*take)(void*) = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
+  int (*interrupt)(int) = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "PyErr_SetInterruptEx"));
 };
 
 const Python& python() {
@@ -61,6 +66,19 @@ void step_back(int64_t before) {
   if (before == None) return;
   set_not_intercepted(true);
   c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before == ABystanders);
+}
+
+Rerunning::Rerunning() { ++rerunning; }
+
+Rerunning::~Rerunning() {
+  if (--rerunning > 0) return;
+  for (int signal : std::exchange(postponed, {})) python().interrupt(signal);
+}
+
+bool postpone(int64_t signal) {
+  if (!rerunning || !python().interrupt) return false;
+  postponed.push_back(static_cast<int>(signal));
+  return true;
 }
 
 void intercept_this_thread(bool on) {
@@ -101,9 +119,9 @@ void hold_python_up(void* state) {
   if (state) python().take(state);
 }
 
-std::unique_lock<std::mutex> draws() {
-  static auto* mutex = new std::mutex();
-  std::unique_lock<std::mutex> lock(*mutex, std::try_to_lock);
+Draws draws() {
+  static auto* mutex = new std::recursive_mutex();
+  Draws lock(*mutex, std::try_to_lock);
   if (!lock) {
     WithoutPython others_go_on;
     lock.lock();

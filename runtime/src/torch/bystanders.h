@@ -60,7 +60,20 @@ class WithoutPython {
 };
 
 // Held while an operator draws random numbers, and while one that did runs again, for which the generator is set back: another
-// thread's would draw others.
-std::unique_lock<std::mutex> draws();
+// thread's would draw others. A thread that has stepped aside may hold it already.
+using Draws = std::unique_lock<std::recursive_mutex>;
+Draws draws();
+
+// While there is one, this thread runs an operator again: it holds what bystanders wait for, so what interrupts it cannot be one. A signal
+// is told of when it is over, if postpone() was asked to.
+class Rerunning {
+ public:
+  Rerunning();
+  Rerunning(const Rerunning&) = delete;
+  Rerunning& operator=(const Rerunning&) = delete;
+  ~Rerunning();
+};
+// Whether the handler of that signal comes later.
+bool postpone(int64_t signal);
 
 }  // namespace plimsoll

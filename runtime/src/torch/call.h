@@ -126,7 +126,7 @@ class Call {
   int32_t answer_ = 0;     // what Rust wants of it
   uint64_t refusals_ = 0;  // before it ran
   std::unique_ptr<Beside> beside_;      // where it is a bystander's
-  std::unique_lock<std::mutex> draws_;  // where it does
+  Draws draws_;  // where it does
   std::unique_ptr<Audit> audit_;        // where there is one
   Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;

@@ -90,12 +90,6 @@ bool is_of_integers(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && at::isIntegralType(tensor.scalar_type(), false);
 }
 
-// It stays from now on. No mode of the program's need know.
-void keep(const at::Storage& storage) {
-  static auto keep = c10::Dispatcher::singleton().findSchemaOrThrow("plimsoll::keep", "").typed<void(const at::Storage&)>();
-  keep.redispatch(c10::DispatchKeySet(kInterceptorKey), storage);
-}
-
 void run_composite(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
@@ -147,6 +141,12 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
 bool runs_as_one(const std::string& name) { return name == kMaxPool || is_among(kAsOne, name); }
 bool keeps_addresses(const std::string& name) {
   return name == kNestedView || is_among(kKeepAddresses, name) || is_among(kGrowing, name);
+}
+
+// No mode of the program's need know.
+void keep(const at::Storage& storage) {
+  static auto keep = c10::Dispatcher::singleton().findSchemaOrThrow("plimsoll::keep", "").typed<void(const at::Storage&)>();
+  keep.redispatch(c10::DispatchKeySet(kInterceptorKey), storage);
 }
 
 void keep_parts(const c10::IValue& made) {

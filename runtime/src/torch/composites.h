@@ -26,6 +26,9 @@ class KeptAddresses {
   KeptAddresses& operator=(const KeptAddresses&) = delete;
 };
 
+// Has a storage stay for good.
+void keep(const at::Storage& storage);
+
 // Has what a nested tensor goes by stay for good, where there is one in it.
 void keep_parts(const c10::IValue& made);
 

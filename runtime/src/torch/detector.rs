@@ -1,6 +1,6 @@
 //! Listens to a loop that marks no iterations, and ends and begins them where they are found.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::driver::Shared;
 use super::library::Library;
@@ -10,7 +10,6 @@ use super::period::{PeriodDetector, Step};
 use super::program::{Follows, put};
 use super::session::{Observer, Relay, SessionError, operator_name};
 use super::shim::{self, Entry, RawOperator};
-use crate::locks::lock;
 use crate::trace::Phase;
 
 /// What autocast makes of parameters is recorded even where a model is evaluated and nothing else is.
@@ -19,7 +18,7 @@ const CAST: &str = "aten::_to_copy";
 /// What finds iterations in the operators that it passes on.
 pub(super) struct Detector {
     divider: Divider,
-    stream: Mutex<Stream>,
+    stream: Lock<Stream>,
 }
 
 /// The operators so far.
@@ -68,12 +67,12 @@ impl Stream {
 
 impl Detector {
     pub(super) fn new(shared: Arc<Shared>, library: Arc<Lock<Library>>) -> Self {
-        Detector { divider: Divider::new(shared, library), stream: Mutex::default() }
+        Detector { divider: Divider::new(shared, library), stream: Lock::new(Stream::default()) }
     }
 
     /// Stretches between two updates that an iteration takes, once that is known.
     pub(super) fn period(&self) -> Option<usize> {
-        lock(&self.stream).period.period()
+        self.stream.lock().period.period()
     }
 
     /// Ends the iteration under way.
@@ -94,7 +93,7 @@ impl Detector {
 
     /// An iteration begins here, and none is looked for from now on.
     pub(super) fn mark(&self) -> Result<(), SessionError> {
-        lock(&self.stream).is_marked = true;
+        self.stream.lock().is_marked = true;
         let Divider { shared, library, .. } = &self.divider;
         if shared.lock().has_started() {
             return self.turn();
@@ -108,7 +107,7 @@ impl Detector {
         let Divider { shared, library, .. } = &self.divider;
         let phase = shim::phase();
         let recorded = self.divider.is_recorded(phase);
-        let mut stream = lock(&self.stream);
+        let mut stream = self.stream.lock();
         let step = stream.step(operator, phase, recorded);
         if stream.is_marked {
             return (step, false);
@@ -139,6 +138,6 @@ impl Relay for Detector {
     }
 
     fn ran(&self, operator: &RawOperator) {
-        lock(&self.stream).made(operator);
+        self.stream.lock().made(operator);
     }
 }

@@ -187,8 +187,8 @@ impl Driver {
         if !residency.have_died() {
             return;
         }
-        for entry in residency.drain_died() {
-            programs.iter_mut().for_each(|program| program.freed(entry));
+        for (entry, bytes) in residency.drain_died() {
+            programs.iter_mut().for_each(|program| program.freed(entry, bytes));
             let was_told = orphans.remove(&entry);
             if let Some(recording) = recording
                 && !was_told
@@ -234,7 +234,8 @@ impl Driver {
                 if let Some(recording) = &mut self.iteration.recording {
                     recording.freed(entry);
                 }
-                self.programs.iter_mut().for_each(|program| program.freed(entry));
+                let bytes = self.residency.get(entry).map_or(0, |live| live.bytes);
+                self.programs.iter_mut().for_each(|program| program.freed(entry, bytes));
                 self.iteration.orphans.insert(entry);
             }
             if !self.residency.relinquish(entry)? {
@@ -467,9 +468,8 @@ impl Driver {
         if let Some(heir) = program.map(|program| &programs[program]) {
             legacies.learn(heir.name, heir.found());
         }
-        // One that is alone is its own heir.
-        let several = programs.len() > 1;
-        let left = program.filter(|_| several).map(|program| &programs[program]);
+        // One that is alone is its own heir: what its trace does not say of that, because none of it came right before another, is learned.
+        let left = program.map(|program| &programs[program]);
         legacies.leave(left.map(|program| Left { by: program.name, entries: program.entries().to_vec() }));
         for (index, followed) in programs.iter_mut().enumerate() {
             followed.hand_over(program == Some(index));

@@ -80,6 +80,7 @@ PlimsollEntry Entries::add(c10::StorageImpl* storage, bool reports_death) {
   Entry& kept = slot(number);
   kept.storage.store(storage, std::memory_order_relaxed);
   if (!name(storage->data_ptr(), number, reports_death)) {
+    if (C10_UNLIKELY(listed_.size() >= listed_max_)) find_dead_with_lock();
     listed_[storage] = number;
     kept.is_listed = true;
   }
@@ -96,6 +97,10 @@ bool Entries::name(const at::DataPtr& bytes, PlimsollEntry entry, bool reports_d
 
 void Entries::find_dead() {
   Guard guard(mutex_);
+  find_dead_with_lock();
+}
+
+void Entries::find_dead_with_lock() {
   for (auto one = listed_.begin(); one != listed_.end();) {
     if (c10::raw::weak_intrusive_ptr::use_count(one->first) > 0) {
       ++one;
@@ -105,6 +110,7 @@ void Entries::find_dead() {
     note_freed(one->second);
     one = listed_.erase(one);
   }
+  listed_max_ = 2 * listed_.size() + kListedMore;
 }
 
 Entries::Seen Entries::look_up(c10::StorageImpl* storage) {

@@ -106,8 +106,8 @@ class Entries {
 
   // The storage of an entry has died: its bytes, or what stood for them, were freed.
   void note_freed(PlimsollEntry entry);
-  // Notes the storages that died without a report: those whose bytes are not ours. Between iterations, so that it does
-  // not depend on the table when an iteration learns of it.
+  // Notes the storages that died without a report: those whose bytes are not ours, and those that have none. Between iterations, so that
+  // it does not depend on the table when an iteration learns of it; but where there are very many.
   void find_dead();
   size_t take_freed(PlimsollEntry* out, size_t capacity);
   void forget(PlimsollEntry entry);
@@ -121,6 +121,8 @@ class Entries {
   void unlock_after_fork();
 
  private:
+  void find_dead_with_lock();
+
   // What few entries have.
   struct Extension {
     Storage held;
@@ -138,6 +140,7 @@ class Entries {
   };
 
   static constexpr size_t kChunk = 1024;
+  static constexpr size_t kListedMore = 1 << 13;
   static constexpr size_t kChunks = size_t{1} << 14;
   static constexpr unsigned kRecentBits = 12;
 
@@ -180,6 +183,8 @@ class Entries {
   std::vector<c10::StorageImpl*> borrowed_;  // once for each operator of a bystander's
   // Storages whose bytes have no header of ours: foreign ones, and empty ones.
   std::unordered_map<c10::StorageImpl*, PlimsollEntry> listed_;
+  // How many may be listed before the dead among them are looked for.
+  size_t listed_max_ = kListedMore;
   std::atomic<bool> has_lent_{false};
   std::atomic<size_t> watched_{0};
   std::atomic<bool> are_moved_in_several_threads_{false};

@@ -4,6 +4,7 @@
 #include "composites.h"
 #include "entries.h"
 #include "lists.h"
+#include "objects.h"
 #include "operators.h"
 #include "unboxed.h"
 
@@ -13,6 +14,8 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_local_scalar_dense_ops.h>
+#include <ATen/quantized/QTensorImpl.h>
+#include <ATen/quantized/Quantizer.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/PyInterpreterHooks.h>
@@ -167,6 +170,8 @@ void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torc
   if (facts.is_transparent) return run_transparent(facts, keys, stack);
   // Whatever happens from here on is the interceptor's own or inside the operator.
   c10::impl::ExcludeDispatchKeyGuard not_again(kNotIntercepted);
+  if (C10_UNLIKELY(facts.takes_objects))
+    for (const c10::IValue& argument : torch::jit::last(*stack, facts.arguments.size())) keep_held(argument);
   if (C10_UNLIKELY(!facts.lists.empty())) {
     auto ends = pieces(facts, torch::jit::last(*stack, facts.arguments.size()).data());
     if (!ends.empty()) return run_in_pieces(facts, keys, stack, ends);
@@ -262,6 +267,11 @@ c10::SmallVector<c10::StorageImpl*, 3> storages_of_parts(c10::TensorImpl* tensor
     add(nested->get_nested_sizes());
     add(nested->get_nested_strides());
     add(nested->get_storage_offsets());
+  } else if (auto* quantized = dynamic_cast<at::QTensorImpl*>(tensor)) {
+    if (auto* channels = dynamic_cast<at::PerChannelAffineQuantizer*>(quantized->quantizer().get())) {
+      add(channels->scales());
+      add(channels->zero_points());
+    }
   }
   return storages;
 }

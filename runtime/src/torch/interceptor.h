@@ -34,7 +34,8 @@ inline bool has_plain_storage(const c10::TensorImpl* tensor) {
   return !tensor->key_set().has_any(odd) && tensor->unsafe_storage();
 }
 
-// The storages that a sparse tensor consists of, and those that hold the sizes and places of a nested one's parts; none of any other.
+// The storages that a sparse tensor consists of, those that hold the sizes and places of a nested one's parts, and what a quantized one's
+// channels go by; none of any other.
 c10::SmallVector<c10::StorageImpl*, 3> storages_of_parts(c10::TensorImpl* tensor);
 
 // Whether operators of this thread are intercepted, and there is somebody to tell.

@@ -129,6 +129,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     argument.is_overwritten = argument.is_written && index == 0 && kOverwriting.count(bare) > 0;
     opaque |= argument.kind == Argument::Opaque;
     takes_storage |= argument.kind == Argument::Storage;
+    // Those of processes that communicate hold none.
+    takes_objects |= without_optional(declared.type())->kind() == c10::TypeKind::ClassType && !communicates;
     writes |= argument.is_written;
     if (argument.is_written && declared.kwarg_only()) outs.push_back(index);
     if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);

@@ -6,7 +6,7 @@
 //! And the batches whose gradients add up may have sizes of their own, each in a *pass* that ends where something begins after its
 //! backward pass: no plan for a whole iteration suits all combinations, where one for each pass does.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::driver::{Driver, Ended, Shared};
 use super::library::{Library, Next};
@@ -14,7 +14,6 @@ use super::lock::Lock;
 use super::program::Follows;
 use super::session::{Observer, Relay, SessionError};
 use super::shim::{self, RawOperator};
-use crate::locks::lock;
 use crate::trace::Phase;
 
 /// Iterations in a row that are not known, though they train like the one before, after which their preludes are divided from them.
@@ -133,23 +132,23 @@ impl Parts {
 pub(super) struct Divider {
     pub(super) shared: Arc<Shared>,
     pub(super) library: Arc<Lock<Library>>,
-    parts: Mutex<Parts>,
+    parts: Lock<Parts>,
 }
 
 impl Divider {
     /// On the thread of the loop.
     pub(super) fn new(shared: Arc<Shared>, library: Arc<Lock<Library>>) -> Self {
-        Divider { shared, library, parts: Mutex::new(Parts { recorded: shim::recorded(), ..Parts::default() }) }
+        Divider { shared, library, parts: Lock::new(Parts { recorded: shim::recorded(), ..Parts::default() }) }
     }
 
     /// An iteration begins, or another part of one.
     pub(super) fn begin(&self, next: &Next) {
-        lock(&self.parts).begin(next);
+        self.parts.lock().begin(next);
     }
 
     /// Whether autograd records the operator that is about to run in this phase, or what came since the last one.
     pub(super) fn is_recorded(&self, phase: Phase) -> bool {
-        lock(&self.parts).is_recorded(phase)
+        self.parts.lock().is_recorded(phase)
     }
 
     /// Ends the parts of an iteration that end before this operator, and begins the next, where what is to be resident in between can be.
@@ -160,7 +159,7 @@ impl Divider {
             let mut evictable = operator.accesses().iter().filter(|access| access.locked().is_none());
             evictable.any(|access| driver.residency.is_made_here(access.entry))
         };
-        while lock(&self.parts).end_before(phase, recorded, uses_own) {
+        while self.parts.lock().end_before(phase, recorded, uses_own) {
             let is_loop = self.library.lock().is_loop;
             if !self.shared.make_resident(is_loop)? {
                 break;

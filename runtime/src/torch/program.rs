@@ -51,7 +51,7 @@ struct Progress {
     operator: usize,
     /// Instructions that were carried out, or left out.
     step: usize,
-    /// Storages that a plan may evict, and of which only an operator of this iteration told which they are.
+    /// Storages that a plan may evict, and of which only an operator of this iteration told which they are, or their end.
     found: Vec<(StorageId, Entry)>,
     /// Those of which it was told before the first one.
     told: Vec<StorageId>,
@@ -172,12 +172,29 @@ impl Program {
         self.rule_out();
     }
 
-    /// The program has let go of a storage.
-    pub(crate) fn freed(&mut self, entry: Entry) {
-        if let Some(storage) = self.standing.storage(entry) {
-            self.miss(storage);
+    /// The program has let go of a storage of so many bytes.
+    pub(crate) fn freed(&mut self, entry: Entry, bytes: u64) {
+        match self.standing.storage(entry) {
+            Some(storage) => self.miss(storage),
+            None => self.find_by_end(entry, bytes),
         }
         self.standing.remove(entry);
+    }
+
+    /// What nobody knows, and goes where the trace has one go that was there before and that no operator uses, is that one: a gradient
+    /// that is not added to, say.
+    fn find_by_end(&mut self, entry: Entry, bytes: u64) {
+        let Some(last) = self.progress.operator.checked_sub(1).filter(|_| self.progress.matches) else { return };
+        let trace = &*self.ladder.rung().known.trace;
+        let is_it = |storage: &StorageId| {
+            let known = &trace.storages[storage.index()];
+            storage.0 < trace.initial_storages
+                && (known.bytes, known.locked.is_none()) == (bytes, true)
+                && self.standing.entry(*storage).is_none()
+                && self.progress.found.iter().all(|(found, _)| found != storage)
+        };
+        let found = trace.operators[last].frees.iter().copied().find(is_it);
+        self.progress.found.extend(found.map(|storage| (storage, entry)));
     }
 
     pub(crate) fn entry(&self, storage: StorageId) -> Option<Entry> {

@@ -9,7 +9,7 @@ use super::residency::{Fault, Live, Place, Residency, Restoring};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
 use crate::estimate::ANCESTORS_MAX;
-use crate::features::{Ahead, Describer, Scene};
+use crate::estimate::features::{Ahead, Describer, Scene};
 use crate::hardware::{Link, Tier};
 use crate::lineage::{EVICTION_FLOOR_BYTES, WindowId};
 use crate::observation::{Candidate, FEATURES, Pressure};

@@ -107,7 +107,7 @@ impl Residency {
 
     /// Holds what a storage is to be rebuilt from, whose bytes go now. Where that is gone, nothing changes.
     pub(super) fn count_as_dropped(&mut self, entry: Entry, version: VersionId) -> Result<(), Fault> {
-        let before = std::mem::replace(&mut self.live_mut(entry)?.place, Place::Dropped);
+        let before = self.put(entry, Place::Dropped)?;
         loop {
             self.ancestry.drop_bytes(version);
             self.dropped.insert(version);
@@ -117,7 +117,7 @@ impl Residency {
             self.ancestry.restored(version);
             self.take_custody()?;
             if !self.ancestry.can_drop(version) {
-                self.live_mut(entry)?.place = before;
+                self.put(entry, before)?;
                 return Err(fault);
             }
         }
@@ -406,7 +406,7 @@ impl Residency {
             shim::discard(made)?;
             return if self.has_died(entry)? { Ok(()) } else { Err(error.into()) };
         }
-        self.live_mut(entry)?.place = Place::Resident;
+        self.put(entry, Place::Resident)?;
         self.dropped.remove(&version);
         self.ancestry.restored(version);
         Ok(())

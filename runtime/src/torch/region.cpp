@@ -87,6 +87,7 @@ TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
   // See bystanders.h.
   library.def("step_aside() -> int");
   library.def("step_back(int before) -> ()");
+  library.def("postpone(int signal) -> bool");
   library.def("fail_regions(int depth) -> ()");
 }
 
@@ -97,6 +98,7 @@ void implement(torch::Library& library) {
   library.impl("region_depth", &depth);
   library.impl("step_aside", &step_aside);
   library.impl("step_back", &step_back);
+  library.impl("postpone", &postpone);
   library.impl("fail_regions", &fail_to);
 }
 

@@ -75,6 +75,11 @@ impl Live {
     pub(crate) fn is_idle(&self) -> bool {
         self.locked.is_none() && self.users + self.awaited == 0
     }
+
+    /// Its bytes, where it has none on the device.
+    fn away_bytes(&self) -> u64 {
+        if matches!(self.place, Place::Offloaded | Place::Dropped) { self.bytes } else { 0 }
+    }
 }
 
 /// Something below went wrong.
@@ -176,7 +181,9 @@ pub(crate) struct Residency {
     part: u32,
     deaths: Deaths,
     freed: Vec<Entry>,
-    died: Vec<Entry>,
+    died: Vec<(Entry, u64)>,
+    /// Bytes of all storages that have none on the device.
+    away_bytes: u64,
     /// When an operator ended, the last one or one not long before it.
     clock_ns: u64,
     ticks: u32,
@@ -214,6 +221,7 @@ impl Residency {
             deaths: Deaths::new(),
             freed: Vec::new(),
             died: Vec::new(),
+            away_bytes: 0,
             clock_ns: 0,
             ticks: 0,
             operators: 0,
@@ -247,9 +255,17 @@ impl Residency {
 
     /// Bytes that would be allocated if every storage had its own.
     pub(crate) fn bytes_if_resident(&self) -> u64 {
-        let is_away = |live: &&Live| matches!(live.place, Place::Offloaded | Place::Dropped);
-        let away_bytes: u64 = self.live.iter().flatten().filter(is_away).map(|live| live.bytes).sum();
-        shim::live_bytes() + away_bytes
+        shim::live_bytes() + self.away_bytes
+    }
+
+    /// Books where the bytes of a storage are from now on. Returns where they were.
+    pub(super) fn put(&mut self, entry: Entry, place: Place) -> Result<Place, Fault> {
+        let live = self.live_mut(entry)?;
+        let away_bytes_before = live.away_bytes();
+        let before = std::mem::replace(&mut live.place, place);
+        let away_bytes = live.away_bytes();
+        self.away_bytes = self.away_bytes - away_bytes_before + away_bytes;
+        Ok(before)
     }
 
     /// Whether there would be room for all but what is left away.
@@ -364,10 +380,11 @@ impl Residency {
     /// Books that a storage has died, where it is known. Whether others were let go of for that.
     fn book_death(&mut self, entry: Entry) -> Result<bool, Fault> {
         let Some(live) = self.get(entry) else { return Ok(false) };
-        let version = live.version;
+        let (version, bytes, away_bytes) = (live.version, live.bytes, live.away_bytes());
         if matches!(live.place, Place::Offloading(_) | Place::Prefetching(_)) {
             self.dies_on_its_way(entry);
         }
+        self.away_bytes -= away_bytes;
         self.live[entry.index()] = None;
         let mut lets_go = false;
         if let Some(version) = version {
@@ -379,7 +396,7 @@ impl Residency {
             self.take_custody()?;
         }
         self.held.remove(&entry);
-        self.died.push(entry);
+        self.died.push((entry, bytes));
         Ok(lets_go)
     }
 
@@ -413,7 +430,7 @@ impl Residency {
 
     /// Whether a storage of that number has died since the last call of [`Residency::drain_died`].
     pub(crate) fn has_died_untold(&self, entry: Entry) -> bool {
-        self.died.contains(&entry)
+        self.died.iter().any(|&(died, _)| died == entry)
     }
 
     /// Whether any has.
@@ -421,8 +438,8 @@ impl Residency {
         !self.died.is_empty()
     }
 
-    /// The storages that have died since the last call, in order.
-    pub(crate) fn drain_died(&mut self) -> impl Iterator<Item = Entry> {
+    /// The storages that have died since the last call, in order, and their bytes.
+    pub(crate) fn drain_died(&mut self) -> impl Iterator<Item = (Entry, u64)> {
         self.died.drain(..)
     }
 
@@ -531,13 +548,21 @@ impl Residency {
     /// The size of a storage now; one that changed its size past an operator's notice is locked from then on.
     pub(super) fn true_bytes(&mut self, entry: Entry) -> Result<u64, Fault> {
         let bytes = shim::bytes_of(entry)?;
-        let live = self.live_mut(entry)?;
-        if live.bytes != bytes {
-            live.bytes = bytes;
-            live.locked = Some(RESIZED);
+        if self.live(entry)?.bytes != bytes {
+            self.resize(entry, bytes);
             return Err(Fault::Broken(format!("{entry:?} has changed its size")));
         }
         Ok(bytes)
+    }
+
+    /// Another size is known of a storage, which is locked from then on.
+    pub(super) fn resize(&mut self, entry: Entry, bytes: u64) {
+        let Some(live) = self.live.get_mut(entry.index()).and_then(Option::as_mut) else { return };
+        let away_bytes_before = live.away_bytes();
+        live.bytes = bytes;
+        live.locked = Some(RESIZED);
+        let away_bytes = live.away_bytes();
+        self.away_bytes = self.away_bytes - away_bytes_before + away_bytes;
     }
 
     /// Lets go of every copy of what is resident and of everything beside the program.
@@ -564,6 +589,8 @@ impl Residency {
         if !cfg!(debug_assertions) {
             return;
         }
+        let away_bytes: u64 = self.iter().map(|(_, live)| live.away_bytes()).sum();
+        assert_eq!(self.away_bytes, away_bytes);
         for (entry, live) in self.iter() {
             let dropped = live.version.is_some_and(|version| self.dropped.contains(&version));
             assert_eq!(dropped, matches!(live.place, Place::Dropped), "{entry:?} is {:?}", live.place);

@@ -398,16 +398,28 @@ pub struct Running {
     open: Option<Open>,
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        let Some(open) = self.open.take() else { return };
+impl Running {
+    /// Ends it, as dropping it does, which tells of errors on stderr. Where storages cannot be restored the next iteration tries again, and
+    /// does not start before it succeeds.
+    pub fn end(mut self) -> Result<(), SessionError> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<(), SessionError> {
+        let Some(open) = self.open.take() else { return Ok(()) };
         match open.close() {
             Ok(ended) => self.library.lock().after(&mut self.shared.lock(), ended),
             // The iteration goes on where it began.
             Err(SessionError::Forked) => {}
-            // The next iteration tries again, and does not start before it succeeds.
-            Err(error) => eprintln!("plimsoll: {error}"),
+            Err(error) => return Err(error),
         }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.close().unwrap_or_else(|error| eprintln!("plimsoll: {error}"));
     }
 }
 
@@ -451,6 +463,20 @@ impl Detecting {
         self.detector.mark()
     }
 
+    /// Ends it, as dropping it does, which tells of errors on stderr.
+    pub fn end(mut self) -> Result<(), SessionError> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<(), SessionError> {
+        if self.listening.is_none() || self.is_inherited() {
+            return Ok(());
+        }
+        let ended = self.detector.end();
+        self.listening = None;
+        ended
+    }
+
     /// Whether it is that of the process that this one was forked from.
     fn is_inherited(&self) -> bool {
         self.listening.as_ref().is_some_and(Listening::is_inherited)
@@ -459,14 +485,7 @@ impl Detecting {
 
 impl Drop for Detecting {
     fn drop(&mut self) {
-        if self.is_inherited() {
-            return;
-        }
-        let ended = self.detector.end();
-        self.listening = None;
-        if let Err(error) = ended {
-            eprintln!("plimsoll: {error}");
-        }
+        self.close().unwrap_or_else(|error| eprintln!("plimsoll: {error}"));
     }
 }
 

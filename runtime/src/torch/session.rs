@@ -132,9 +132,9 @@ type ActiveObserver = Option<Arc<dyn Observer>>;
 thread_local! {
     /// The same observer on the thread that listens, where nearly all operators run: it needs no lock to be found.
     static HERE: RefCell<ActiveObserver> = const { RefCell::new(None) };
-    /// Who was told of the operator that this thread runs for another, or as a bystander: an iteration may end, and another one begin,
-    /// meanwhile.
-    static BESIDE: RefCell<ActiveObserver> = const { RefCell::new(None) };
+    /// Who was told of each operator that this thread runs for another, or as a bystander, the innermost last: an iteration may end, and
+    /// another one begin, meanwhile.
+    static BESIDE: RefCell<Vec<Arc<dyn Observer>>> = const { RefCell::new(Vec::new()) };
     /// [`ACTIVE`], while this thread forks the process.
     static ACTIVE_IN_FORK: RefCell<Option<MutexGuard<'static, ActiveObserver>>> = const { RefCell::new(None) };
 }
@@ -383,9 +383,14 @@ fn with_who_was_told(call: impl FnOnce(&dyn Observer)) {
     caught(|| {
         HERE.with(|here| match &*here.borrow() {
             Some(observer) => call(&**observer),
-            None => BESIDE.take().map_or((), |observer| call(&*observer)),
+            None => told_beside().map_or((), |observer| call(&*observer)),
         })
     })
+}
+
+/// Who was told of the innermost operator that this thread runs for another, or as a bystander; it ends.
+fn told_beside() -> ActiveObserver {
+    BESIDE.with_borrow_mut(Vec::pop)
 }
 
 /// What the shim is told: the observer's answer, or -1 and why it refuses.
@@ -410,7 +415,7 @@ extern "C" fn on_before(operator: *const RawOperator) -> i32 {
     let asked = with_observer(|observer, others| {
         let wish = observer.before(operator);
         if let Some(observer) = others.filter(|_| wish.is_ok()) {
-            BESIDE.set(Some(Arc::clone(observer)));
+            BESIDE.with_borrow_mut(|beside| beside.push(Arc::clone(observer)));
         }
         answer(wish.map(Wish::sum))
     });
@@ -446,7 +451,7 @@ extern "C" fn on_before_bystander(operator: *const RawOperator) -> i32 {
         let Some(observer) = active else { return 0 };
         let ready = observer.before_bystander(operator);
         if ready.is_ok() {
-            BESIDE.set(Some(observer));
+            BESIDE.with_borrow_mut(|beside| beside.push(observer));
         }
         answer(ready.map(|()| 1))
     })
@@ -455,7 +460,7 @@ extern "C" fn on_before_bystander(operator: *const RawOperator) -> i32 {
 extern "C" fn on_after_bystander(operator: *const RawOperator) {
     // SAFETY: the shim gives an event that lives until this returns.
     let operator = unsafe { &*operator };
-    caught(|| BESIDE.take().into_iter().for_each(|observer| observer.after_bystander(operator)));
+    caught(|| told_beside().into_iter().for_each(|observer| observer.after_bystander(operator)));
 }
 
 #[cfg(test)]

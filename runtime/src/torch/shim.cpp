@@ -202,8 +202,10 @@ int32_t plimsoll_bytes_of(PlimsollEntry entry, uint64_t* bytes) {
 
 int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count, PlimsollEntry* outputs,
                        size_t output_count) {
+  Rerunning rerunning;
+  uint64_t refused_before = refused_here;
   // A kernel runs: what it allocates may raise pressure like any other.
-  return caught([&] {
+  int32_t ended = caught([&] {
     const auto& known = *reinterpret_cast<Recipe*>(recipe);
     TORCH_CHECK(input_count == known.accesses().size(), "a rerun of ", known.facts().text, " needs ",
                 known.accesses().size(), " inputs, not ", input_count);
@@ -231,6 +233,8 @@ int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size
       outputs[index] = there ? there : entries().beside(std::move(results[index]));
     }
   });
+  // A kernel of Python's tells of it by an exception of its own.
+  return ended == -1 && refused_here != refused_before ? PLIMSOLL_NO_ROOM : ended;
 }
 
 void plimsoll_recipe_share(PlimsollRecipe* recipe) noexcept { reinterpret_cast<Recipe*>(recipe)->share(); }

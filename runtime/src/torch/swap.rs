@@ -41,9 +41,9 @@ impl Residency {
         let mut total = 0;
         for (entry, copy) in entries.into_iter().zip(copies) {
             self.free_copy(entry);
+            self.put(entry, Place::Offloading(ticket.clone()))?;
             let live = self.live_mut(entry)?;
             live.copy = Some(copy);
-            live.place = Place::Offloading(ticket.clone());
             total += live.bytes;
             self.offloading.push_back(entry);
         }
@@ -120,14 +120,14 @@ impl Residency {
             let ticket = ticket.clone();
             if let Err(error) = self.wait(&ticket) {
                 shim::unpark(entry)?;
-                self.live_mut(entry)?.place = Place::Resident;
+                self.put(entry, Place::Resident)?;
                 self.free_copy(entry);
                 self.refuse_swaps();
                 return Err(error.into());
             }
             self.events.copy_ended(Channel::Offload, entry);
             shim::release(entry)?;
-            self.live_mut(entry)?.place = Place::Offloaded;
+            self.put(entry, Place::Offloaded)?;
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Residency {
             let waited = self.wait(&ticket);
             self.events.copy_ended(Channel::Offload, entry);
             shim::unpark(entry)?;
-            self.live_mut(entry)?.place = Place::Resident;
+            self.put(entry, Place::Resident)?;
             if waited.is_err() {
                 // The copy is worth nothing; the bytes never left.
                 self.free_copy(entry);
@@ -190,9 +190,8 @@ impl Residency {
                 Ok(ticket) => {
                     let mut total = 0;
                     for &entry in entries {
-                        let live = self.live_mut(entry)?;
-                        live.place = Place::Prefetching(ticket.clone());
-                        total += live.bytes;
+                        self.put(entry, Place::Prefetching(ticket.clone()))?;
+                        total += self.live(entry)?.bytes;
                     }
                     self.report.prefetched_bytes += total;
                     self.events.copy_started(Channel::Prefetch, entries[0], total);
@@ -224,12 +223,12 @@ impl Residency {
             let ticket = ticket.clone();
             if let Err(error) = self.wait(&ticket) {
                 shim::release(entry)?;
-                self.live_mut(entry)?.place = Place::Offloaded;
+                self.put(entry, Place::Offloaded)?;
                 return Err(error.into());
             }
             self.events.copy_ended(Channel::Prefetch, entry);
             shim::unpark(entry)?;
-            self.live_mut(entry)?.place = Place::Resident;
+            self.put(entry, Place::Resident)?;
         }
         Ok(())
     }
@@ -248,7 +247,7 @@ impl Residency {
             return if self.has_died(entry)? { Ok(()) } else { Err(error.into()) };
         }
         shim::release(entry)?;
-        self.live_mut(entry)?.place = Place::Offloaded;
+        self.put(entry, Place::Offloaded)?;
         Ok(())
     }
 
@@ -324,9 +323,8 @@ impl Residency {
         }
         shim::join_streams()?;
         shim::unpark(entry)?;
-        let live = self.live_mut(entry)?;
-        live.place = Place::Resident;
-        self.report.prefetched_bytes += live.bytes;
+        self.put(entry, Place::Resident)?;
+        self.report.prefetched_bytes += self.live(entry)?.bytes;
         Ok(true)
     }
 

@@ -4,7 +4,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
 #include <cstring>
@@ -57,6 +59,21 @@ void set_floating_point([[maybe_unused]] uint32_t wanted) {
 #endif
 }
 
+// Where an operator that is not cast for itself calls others, these are: by the device of what they compute with.
+struct Autocast {
+  c10::DispatchKey key;
+  c10::DeviceType device;
+};
+constexpr std::array kAutocasts = {Autocast{c10::DispatchKey::AutocastCPU, c10::kCPU},
+                                   Autocast{c10::DispatchKey::AutocastCUDA, c10::kCUDA}};
+using Types = std::array<c10::ScalarType, kAutocasts.size()>;
+
+Types cast_to() {
+  Types types;
+  for (size_t index = 0; index < types.size(); ++index) types[index] = at::autocast::get_autocast_dtype(kAutocasts[index].device);
+  return types;
+}
+
 // The place of a precision among those that are packed into one number.
 template <class Key>
 unsigned place_of(const Key& key) {
@@ -69,6 +86,8 @@ struct Switches {
   std::array<char, 192> context{};
   uint64_t precision = 0;
   c10::ScalarType default_type = c10::ScalarType::Undefined;
+  // To which type, by device; undefined where nothing is cast.
+  Types autocast{c10::ScalarType::Undefined, c10::ScalarType::Undefined};
   uint32_t floating_point = 0;
   int threads = 0;
 
@@ -78,6 +97,9 @@ struct Switches {
     std::memcpy(now.context.data(), switches_begin(), switches_bytes());
     for (const auto& [key, value] : precisions()) now.precision |= static_cast<uint64_t>(value) << place_of(key);
     now.default_type = c10::get_default_dtype_as_scalartype();
+    for (size_t index = 0; index < kAutocasts.size(); ++index)
+      if (C10_UNLIKELY(!c10::impl::tls_is_dispatch_key_excluded(kAutocasts[index].key)))
+        now.autocast[index] = at::autocast::get_autocast_dtype(kAutocasts[index].device);
     now.floating_point = plimsoll::floating_point();
     now.threads = at::get_num_threads();
     return now;
@@ -89,14 +111,24 @@ struct Switches {
     if (precision != before.precision)
       for (auto& [key, value] : precisions()) value = static_cast<at::Float32Precision>(precision >> place_of(key) & 0xf);
     if (default_type != before.default_type) c10::set_default_dtype(c10::scalarTypeToTypeMeta(default_type));
+    for (size_t index = 0; autocast != before.autocast && index < kAutocasts.size(); ++index) {
+      bool is_cast = autocast[index] != c10::ScalarType::Undefined;
+      c10::impl::tls_set_dispatch_key_excluded(kAutocasts[index].key, !is_cast);
+      if (is_cast) at::autocast::set_autocast_dtype(kAutocasts[index].device, autocast[index]);
+    }
     set_floating_point(floating_point);
     if (threads != before.threads) at::set_num_threads(threads);
   }
 
   bool operator==(const Switches& other) const {
     return context == other.context && precision == other.precision && default_type == other.default_type &&
-           floating_point == other.floating_point && threads == other.threads;
+           autocast == other.autocast && floating_point == other.floating_point && threads == other.threads;
   }
+};
+
+struct Switched::Before {
+  Switches switches;
+  Types cast_to;
 };
 
 namespace {
@@ -110,12 +142,16 @@ std::optional<uint16_t> switches_now() { return known.number(Switches::now()); }
 Switched::Switched(uint16_t wanted) : wanted_(known.value(wanted)) {
   Switches now = Switches::now();
   if (now == wanted_) return;
-  before_ = std::make_unique<Switches>(now);
+  before_ = std::make_unique<Before>(Before{now, cast_to()});
   wanted_.set(now);
 }
 
 Switched::~Switched() {
-  if (C10_UNLIKELY(before_ != nullptr)) before_->set(wanted_);
+  if (C10_LIKELY(before_ == nullptr)) return;
+  before_->switches.set(wanted_);
+  // While nothing was cast, that was said for when something is again.
+  for (size_t index = 0; index < kAutocasts.size(); ++index)
+    at::autocast::set_autocast_dtype(kAutocasts[index].device, before_->cast_to[index]);
 }
 
 }  // namespace plimsoll

@@ -1,6 +1,6 @@
 // By which kernels operators go, and how these compute, as far as the program may change it while it runs: libtorch's own switches,
-// as to use cuDNN or TF32, its default type, the threads that a kernel uses, how the processor rounds, and whether it flushes to zero
-// what is next to it. An operator that is run again gives the same bits by the same ones.
+// as to use cuDNN or TF32, its default type, whether what a kernel calls is cast (autocast), the threads that a kernel uses, how the
+// processor rounds, and whether it flushes to zero what is next to it. An operator that is run again gives the same bits by the same ones.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ class Switched {
 
  private:
   const Switches& wanted_;
-  std::unique_ptr<Switches> before_;  // where they are others
+  struct Before;
+  std::unique_ptr<Before> before_;  // where they are others
 };
 
 }  // namespace plimsoll

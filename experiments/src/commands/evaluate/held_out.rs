@@ -110,6 +110,8 @@ struct Report<'a> {
     copies: Link,
     planner: PlannerLine,
     reference_seconds: f64,
+    /// Reports of which the best plans were known beforehand.
+    known: &'a [PathBuf],
     skipped: Skipped,
     summary: &'a [Summary],
     points: &'a [PointReport],
@@ -193,6 +195,7 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
             copies,
             planner: PlannerLine::of(request.planner),
             reference_seconds: flags.reference_seconds,
+            known: &flags.known,
             skipped,
             summary: &summary,
             points: &points,
@@ -251,8 +254,10 @@ fn known(reports: &[PathBuf], hardware: &str, copies: Link) -> anyhow::Result<Kn
         let report: Earlier = serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)?;
         let theirs = report.hardware;
         ensure!(theirs == hardware, "--known {}: its times are those of {theirs}, not of {hardware}", path.display());
-        let same = report.copies == Some(copies);
-        ensure!(same, "--known {}: copies cost something else there than by {hardware}", path.display());
+        let theirs = report.copies;
+        let theirs =
+            theirs.with_context(|| format!("--known {}: it does not say what copies cost there", path.display()))?;
+        ensure!(theirs == copies, "--known {}: copies cost something else there than by {hardware}", path.display());
         points.extend(report.points);
     }
     Ok(Known::of(&points))

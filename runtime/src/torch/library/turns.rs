@@ -57,10 +57,13 @@ impl Library {
         let goes = |driver: &mut Driver| self.is_loop && driver.residency.leave_within(budget_bytes);
         let over = resident_bytes > budget_bytes && !goes(driver);
         driver.refusal = over.then(|| {
+            let unless = match self.is_loop {
+                true => "the model and its optimizer are made within the loop as well",
+                false => "all of the loop is listened to (`detect()`)",
+            };
             format!(
                 "{resident_bytes} bytes are resident between iterations, which exceeds the budget of {budget_bytes} \
-                 bytes; the least feasible budget found so far is {resident_bytes} bytes, unless all of the loop is listened to \
-                 (`detect()`)"
+                 bytes; the least feasible budget found so far is {resident_bytes} bytes, unless {unless}"
             )
         });
         if over {

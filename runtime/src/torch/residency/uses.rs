@@ -2,7 +2,7 @@
 
 use super::{Fault, Live, Place, Residency};
 use crate::torch::ancestry::VersionId;
-use crate::torch::shim::{self, Entry, RESIZED, RawAccess, RawOperator};
+use crate::torch::shim::{self, Entry, RawAccess, RawOperator};
 
 /// What an operator under way is writing over.
 pub(crate) struct Written {
@@ -31,10 +31,7 @@ impl Residency {
             let live = self.known(access.entry, access.bytes, access.locked());
             live.awaited += 1;
             live.locked = live.locked.or(access.locked());
-            if live.bytes != access.bytes {
-                live.bytes = access.bytes;
-                live.locked = Some(RESIZED);
-            }
+            let is_resized = live.bytes != access.bytes;
             // The shim could not look at what was away: that is done once it is back.
             if !access.was_away()
                 && live.filled_at.take().is_some()
@@ -42,6 +39,9 @@ impl Residency {
                 && let Some(version) = live.version
             {
                 self.ancestry.becomes_root(version);
+            }
+            if is_resized {
+                self.resize(access.entry, access.bytes);
             }
         }
     }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use crate::lineage::{Lineage, WindowId};
 use crate::plan::Action;
-use crate::prefetch::{Late, Prefetches};
+use crate::timeline::prefetch::{Late, Prefetches};
 use crate::timeline::{NO_WINDOW, PendingOffload, Prediction, Residency, Retained, RetainedEntry};
 use crate::trace::StorageId;
 

@@ -1,6 +1,6 @@
 """Prints what TensorBoard reads in a log directory, as JSON: {run: {tag: [[step, value], ...]}}.
 
-    python3 tests/read_events.py LOGDIR
+    python3 experiments/tests/read_events.py LOGDIR
 
 Scalars are numbers (null where not finite) and texts are strings. Hyperparameters stand under their own tag as one object.
 It needs the packages that `make tools` puts into .tools/tensorboard.

@@ -12,7 +12,7 @@ import sys
 import job
 import torch
 
-sys.path[:0] = [os.path.dirname(os.environ["EXTENSION"]), os.path.join(os.path.dirname(__file__), "stand_in")]
+sys.path[:0] = [os.path.dirname(os.environ["EXTENSION"]), os.path.join(os.path.dirname(__file__), "..", "stand_in")]
 COUNT = 64 * 64
 
 

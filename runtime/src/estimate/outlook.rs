@@ -7,8 +7,8 @@
 use std::cmp::Ordering;
 
 use crate::lineage::{Lineage, Window, WindowId};
-use crate::prefetch::clamped;
 use crate::slack::{BLOCK, Slack};
+use crate::timeline::prefetch::clamped;
 
 /// The part of an iteration that is still over the budget, added up by operator index.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use crate::hardware::CopyTimes;
 use crate::lineage::{Lineage, Window, WindowId};
-use crate::placement::Placement;
 use crate::plan::Action;
 use crate::slack::Slack;
+use crate::timeline::placement::Placement;
 
 /// Prefetches start this much earlier than their copy needs, against jitter on a real machine.
 const PREFETCH_LEAD: f64 = 1.25;
