@@ -19,13 +19,13 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_runtime::hardware::PAGE_BYTES;
 use plimsoll_runtime::plan::{Action, ActionSet};
+use plimsoll_runtime::units::{Bandwidth, Budget, Bytes};
 use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 pub use crate::workload::Family;
 use crate::workload::{Manner, ReadFamily, WorkloadConfig};
 use error::nearest;
-use plimsoll_runtime::units::{Bandwidth, Budget, Bytes};
 
 /// Standard deviations of the logarithm of an operator's cost beyond which sums of costs might not fit into 64 bits, nor
 /// anything be learned.

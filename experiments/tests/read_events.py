@@ -11,7 +11,7 @@ import math
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / ".tools" / "tensorboard"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / ".tools" / "tensorboard"))
 
 from google.protobuf.json_format import MessageToDict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use plimsoll_runtime::Link;
+use plimsoll_runtime::torch::device::Engines;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{HardwareProfile, Precision, Roofline};
-use plimsoll_runtime::torch::device::Engines;
 
 /// Rounds of each measurement, of which the fastest counts: a roofline is what a machine does at best.
 const ROUNDS: usize = 20;

@@ -103,7 +103,8 @@ class Runtime:
         """
 
 class Guard:
-    """Left by the thread that entered it; by another one it raises RuntimeError."""
+    """Left by the thread that entered it; by another one it raises RuntimeError. So does leaving it where storages cannot be brought
+    back, unless the program has raised something itself: the next one that is entered tries again."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

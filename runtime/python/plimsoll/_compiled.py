@@ -9,7 +9,6 @@ import re
 import torch
 
 from . import _intercepted
-from ._interruptions import uncollected
 from ._kernels import by_address
 from ._loaded import when_loaded
 from ._regions import tensors_in, within
@@ -78,8 +77,7 @@ def run_as_region(graph, run, inputs):
 
 def _run_again(read, written, numbers, graph):
     layout = _layouts[graph]
-    with uncollected():
-        return tensors_in(layout.run(layout.graph, layout.inputs(read, written, numbers)))
+    return tensors_in(layout.run(layout.graph, layout.inputs(read, written, numbers)))
 
 
 def _prepare_inductor(module):

@@ -5,7 +5,6 @@ nothing of, handlers wait until that is over, and nothing is collected.
 """
 
 import atexit
-import contextlib
 import functools
 import gc
 import signal
@@ -73,18 +72,6 @@ def _collect_aside(phase, _):
         _before_collection = _step_aside()
     else:
         _step_back(_before_collection)
-
-
-@contextlib.contextmanager
-def uncollected():
-    """Nothing is collected as garbage meanwhile."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 gc.callbacks.append(_collect_aside)

@@ -39,12 +39,13 @@ def _counted(clone):
     """`clone` of a storage, as `copy.deepcopy` calls it. The host's memory for it is libtorch's allocator's, like that of tensors: else
     it would not count, and could not be evicted."""
 
-    def counted(storage):
-        if storage.device.type != "cpu" or torch._C._functorch.peek_interpreter_stack() is not None:
-            return clone(storage)
+    def counted(self):
+        is_plain = type(self) is torch.UntypedStorage and self.device.type == "cpu"
+        if not is_plain or torch._C._functorch.peek_interpreter_stack() is not None:
+            return clone(self)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            room = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage()
-        return room.copy_(storage)
+            room = torch.empty(self.nbytes(), dtype=torch.uint8, device=self.device).untyped_storage()
+        return room.copy_(self)
 
     return counted
 

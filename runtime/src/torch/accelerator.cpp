@@ -203,6 +203,7 @@ class AskingAllocator final : public caching::CUDAAllocator {
         }
       }
     } catch (const c10::OutOfMemoryError&) {
+      ++refused_here;
       if (is_under_line()) last_refusal = {1 + refusals.fetch_add(1), std::current_exception()};
       throw;
     }

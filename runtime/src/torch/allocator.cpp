@@ -71,10 +71,10 @@ void uncount(uint64_t bytes, uint32_t owner = 0) {
 }
 
 void evict_or_throw(uint64_t bytes) {
-  ++refused_here;
+  uint64_t refused_before = refused_here++;
   TORCH_CHECK_WITH(OutOfMemoryError, !ours_depth && make_room, bytes, " bytes more exceed the budget");
   TORCH_CHECK_WITH(OutOfMemoryError, make_room(bytes) == 0, refusal());
-  --refused_here;
+  refused_here = refused_before;
 }
 
 // The same, after as many evictions as that takes.

@@ -39,12 +39,34 @@ struct Python {
   void* (*release)() = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
   void (*take)(void*) = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
   int (*interrupt)(int) = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "PyErr_SetInterruptEx"));
+  int (*stop_collecting)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGC_Disable"));
+  int (*start_collecting)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGC_Enable"));
+  int (*ensure)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Ensure"));
+  void (*let_go)(int) = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "PyGILState_Release"));
+
+  bool collects() const { return stop_collecting && start_collecting && ensure && let_go; }
 };
 
 const Python& python() {
   static const Python python;
   return python;
 }
+
+// While there is one, this thread holds up Python's others.
+class WithPython {
+ public:
+  WithPython() = default;
+  WithPython(const WithPython&) = delete;
+  WithPython& operator=(const WithPython&) = delete;
+  ~WithPython() { python().let_go(state_); }
+
+ private:
+  int state_ = python().ensure();
+};
+
+// How many reruns nothing is collected for, and whether it was before: who holds Python up may look.
+size_t without_garbage = 0;
+bool was_collecting = false;
 
 }  // namespace
 
@@ -68,9 +90,18 @@ void step_back(int64_t before) {
   c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before == ABystanders);
 }
 
-Rerunning::Rerunning() { ++rerunning; }
+Rerunning::Rerunning(bool by_python) : by_python_(by_python && python().collects()) {
+  ++rerunning;
+  if (!by_python_) return;
+  WithPython held;
+  if (without_garbage++ == 0) was_collecting = python().stop_collecting();
+}
 
 Rerunning::~Rerunning() {
+  if (by_python_) {
+    WithPython held;
+    if (--without_garbage == 0 && was_collecting) python().start_collecting();
+  }
   if (--rerunning > 0) return;
   for (int signal : std::exchange(postponed, {})) python().interrupt(signal);
 }

@@ -65,13 +65,16 @@ using Draws = std::unique_lock<std::recursive_mutex>;
 Draws draws();
 
 // While there is one, this thread runs an operator again: it holds what bystanders wait for, so what interrupts it cannot be one. A signal
-// is told of when it is over, if postpone() was asked to.
+// is told of when it is over, if postpone() was asked to. Where Python runs it, nothing is collected as garbage meanwhile.
 class Rerunning {
  public:
-  Rerunning();
+  explicit Rerunning(bool by_python);
   Rerunning(const Rerunning&) = delete;
   Rerunning& operator=(const Rerunning&) = delete;
   ~Rerunning();
+
+ private:
+  bool by_python_;
 };
 // Whether the handler of that signal comes later.
 bool postpone(int64_t signal);

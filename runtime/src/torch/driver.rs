@@ -135,11 +135,12 @@ impl Driver {
     /// Starts an iteration; `leader` is the program that it is expected to be.
     pub(crate) fn begin(&mut self, leader: Option<usize>, wanted: Wanted) -> Result<(), Fault> {
         self.absorb_deaths()?;
+        self.legacies.forget_dead(|entry| self.residency.get(entry).is_none());
         self.residency.begin();
         for program in self.programs.iter_mut().filter(|_| !wanted.is_prelude) {
             program.begin(self.residency.reactive.line_bytes);
             let names = self.legacies.of(program.name);
-            program.tell(names.filter(|&(_, entry)| self.residency.get(entry).is_some()));
+            program.tell(names);
         }
         self.residency.expect_at_most(self.programs.iter().map(Program::most_bytes).max().unwrap_or(0));
         if self.follows == Follows::Unheard {
@@ -188,11 +189,11 @@ impl Driver {
             return;
         }
         for (entry, bytes) in residency.drain_died() {
+            if orphans.remove(&entry) {
+                continue;
+            }
             programs.iter_mut().for_each(|program| program.freed(entry, bytes));
-            let was_told = orphans.remove(&entry);
-            if let Some(recording) = recording
-                && !was_told
-            {
+            if let Some(recording) = recording {
                 recording.freed(entry);
             }
         }

@@ -3,49 +3,114 @@
 #include "allocator.h"
 #include "composites.h"
 #include "entries.h"
+#include "untold.h"
 
 #include <ATen/core/function.h>
 #include <torch/custom_class.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <vector>
 
 namespace plimsoll {
 
 namespace {
 
-void keep_tensors(const c10::IValue& value) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    // What nobody has seen is nobody else's: it was unpacked just now.
-    bool is_known = tensor.defined() && tensor.has_storage() && entries().find(tensor.storage().unsafeGetStorageImpl());
-    if (is_known) keep(tensor.storage());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) keep_tensors(element);
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) keep_tensors(element);
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) keep_tensors(entry.value());
-  } else {
-    keep_held(value);
-  }
+using HeldStorages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
+using CustomObject = c10::intrusive_ptr_target;
+
+// Those whose objects are made once, and then only read.
+constexpr const char* kUnchanging[] = {"quantized.", "mkldnn.", "xnnpack.", "sparse.", "rnn."};
+
+bool is_unchanging(const c10::IValue& object) {
+  static const std::string space = "__torch__.torch.classes.";
+  auto name = object.toObjectRef().type()->name();
+  std::string qualified = name ? name->qualifiedName() : std::string();
+  return std::any_of(std::begin(kUnchanging), std::end(kUnchanging),
+                     [&](const char* kind) { return qualified.rfind(space + kind, 0) == 0; });
 }
 
-// What the object would be saved as; nothing where it cannot be.
-c10::IValue state_of(const c10::IValue& object) {
+void add_held(const c10::IValue& value, HeldStorages& held);
+
+// What the object would be saved as tells; nothing where it cannot be.
+void add_held_by(const c10::IValue& object, HeldStorages& held) {
   auto* state = object.toObjectRef().type()->findMethod("__getstate__");
-  if (!state) return {};
+  if (!state) return;
   torch::jit::Stack stack{object};
   Uncounted uncounted;
+  Untold untold;
   try {
     state->run(stack);
   } catch (const std::exception&) {
-    return {};
+    return;
   }
-  return stack.back();
+  add_held(stack.back(), held);
+}
+
+void add_held(const c10::IValue& value, HeldStorages& held) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined() && tensor.has_storage()) held.emplace_back(tensor.storage().getWeakStorageImpl());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) add_held(element, held);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) add_held(element, held);
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) add_held(entry.value(), held);
+  } else if (torch::isCustomClass(value)) {
+    add_held_by(value, held);
+  }
+}
+
+// What unchanging objects hold. While one is known here, its memory stays when it is gone: until the next iteration.
+struct KnownObjects {
+  struct Known {
+    c10::weak_intrusive_ptr<CustomObject> itself;
+    HeldStorages held;
+  };
+  std::mutex mutex;
+  std::unordered_map<CustomObject*, Known> known;
+};
+KnownObjects& known_objects() {
+  static auto& objects = *new KnownObjects();
+  return objects;
+}
+
+HeldStorages held_by(const c10::IValue& object) {
+  HeldStorages held;
+  if (!is_unchanging(object)) {
+    add_held_by(object, held);
+    return held;
+  }
+  auto itself = object.toObjectRef().getSlot(0).toCapsule();
+  auto& [mutex, known] = known_objects();
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (auto found = known.find(itself.get()); found != known.end()) return found->second.held;
+  }
+  add_held_by(object, held);
+  // What was unpacked just now is nobody else's, and gone.
+  held.erase(std::remove_if(held.begin(), held.end(), [](const auto& one) { return one.expired(); }), held.end());
+  std::lock_guard<std::mutex> lock(mutex);
+  known.emplace(itself.get(), KnownObjects::Known{c10::weak_intrusive_ptr<CustomObject>(itself), held});
+  return held;
 }
 
 }  // namespace
 
 void keep_held(const c10::IValue& argument) {
-  if (torch::isCustomClass(argument)) keep_tensors(state_of(argument));
+  if (!torch::isCustomClass(argument)) return;
+  for (const auto& one : held_by(argument)) {
+    auto storage = one.lock();
+    // What nobody has seen is nobody else's.
+    if (storage && entries().find(storage.get())) keep(at::Storage(std::move(storage)));
+  }
+}
+
+void forget_objects() {
+  auto& [mutex, known] = known_objects();
+  std::lock_guard<std::mutex> lock(mutex);
+  for (auto one = known.begin(); one != known.end();) one = one->second.itself.expired() ? known.erase(one) : std::next(one);
 }
 
 }  // namespace plimsoll

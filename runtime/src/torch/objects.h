@@ -6,8 +6,11 @@
 
 namespace plimsoll {
 
-// Has what such an object holds stay for good, where there is one in the argument, and as far as its `__getstate__` tells. Asked each time,
-// for an object may come to hold something else, and nothing tells one from another that stands where it stood.
+// Has what such an object holds stay for good, where there is one in the argument, and as far as its `__getstate__` tells. Of libtorch's own
+// classes, whose objects do not change, each is asked once, for it unpacks all that it holds; others each time.
 void keep_held(const c10::IValue& argument);
+
+// Lets go of what is known of objects that are gone.
+void forget_objects();
 
 }  // namespace plimsoll

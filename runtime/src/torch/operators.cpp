@@ -107,6 +107,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   if (communicates) locks = "may be on its way to other processes, or from them";
   if (kOfQuantizer.count(bare)) locks = "a part of a quantized tensor";
   if (bare == "replaced") locks = "changes its size";
+  is_region = space == "plimsoll" && bare == "region";
   // It was said of the block that it has now.
   if (bare == "record_stream") locks = "another stream may use it yet when it is let go of";
   if (space == "plimsoll" && bare == "lend") locks = kLent;

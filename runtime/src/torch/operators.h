@@ -41,6 +41,7 @@ struct OperatorFacts {
   bool is_view = false;          // its results stand where its argument does, and it calls no other
   bool is_transparent = false;   // a view or a composite: nothing to intercept
   bool keeps_addresses = false;  // one of these that has the address of integers: see composites.h
+  bool is_region = false;        // what runs it again is Python's: see region.cpp
   bool takes_objects = false;    // of C++ classes, which may hold tensors: see objects.h
   bool is_random = false;
   bool reads_storage = false;    // a storage among its arguments is read

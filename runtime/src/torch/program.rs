@@ -8,6 +8,8 @@ mod neighbours;
 mod standing;
 mod steps;
 
+use std::collections::HashSet;
+
 pub(crate) use self::known::{Known, Scheduled};
 pub(crate) use self::neighbours::Follows;
 use self::neighbours::Neighbours;
@@ -53,6 +55,8 @@ struct Progress {
     step: usize,
     /// Storages that a plan may evict, and of which only an operator of this iteration told which they are, or their end.
     found: Vec<(StorageId, Entry)>,
+    /// Those of them of which their end told.
+    ended: HashSet<StorageId>,
     /// Those of which it was told before the first one.
     told: Vec<StorageId>,
     /// Whether one of these is another.
@@ -191,10 +195,11 @@ impl Program {
             storage.0 < trace.initial_storages
                 && (known.bytes, known.locked.is_none()) == (bytes, true)
                 && self.standing.entry(*storage).is_none()
-                && self.progress.found.iter().all(|(found, _)| found != storage)
+                && !self.progress.ended.contains(storage)
         };
-        let found = trace.operators[last].frees.iter().copied().find(is_it);
-        self.progress.found.extend(found.map(|storage| (storage, entry)));
+        let Some(storage) = trace.operators[last].frees.iter().copied().find(is_it) else { return };
+        self.progress.ended.insert(storage);
+        self.progress.found.push((storage, entry));
     }
 
     pub(crate) fn entry(&self, storage: StorageId) -> Option<Entry> {

@@ -6,6 +6,7 @@
 #include "numbered.h"
 #include "streams.h"
 #include "switches.h"
+#include "untold.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -423,15 +424,6 @@ void RecipeDeleter::operator()(Recipe* recipe) const {
   ::operator delete(recipe);
 }
 
-namespace {
-
-// What an operator warns of when it is run again, the program has been told.
-class Quiet : public c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
-}  // namespace
-
 std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
   TORCH_CHECK(facts_->key.load(), facts_->text, " cannot be run again: it is registered no more");
   torch::jit::Stack stack;
@@ -445,8 +437,8 @@ std::vector<Storage> Recipe::run(std::vector<Storage> storages) const {
     bool takes_another = generator && facts_->generator_argument >= 0;
     if (takes_another) stack[facts_->generator_argument] = as_it_was(generator);
     GeneratorRewound generator_guard(takes_another ? nullptr : generator);
-    static Quiet& quiet = *new Quiet();
-    c10::WarningUtils::WarningHandlerGuard warnings_guard(&quiet);
+    // The program has been told when it ran.
+    Untold untold;
     // Last: whoever is waited for before may throw some.
     Switched switches_guard(switches_);
     try {

@@ -148,8 +148,8 @@ impl Builder {
     pub fn on(self, name: DeviceName, host_limit_bytes: Option<u64>) -> Result<Self, BuildError> {
         if name == DeviceName::Cpu {
             return Ok(match host_limit_bytes {
-                Some(bytes) => self.engine(Box::new(HostEngine::with_limit(bytes, None))),
-                None => self,
+                Some(bytes) => self.device(Device::Cpu).engine(Box::new(HostEngine::with_limit(bytes, None))),
+                None => self.device(Device::Cpu),
             });
         }
         let device = name.open().map_err(EngineError::from)?;

@@ -8,6 +8,7 @@
 #include "entries.h"
 #include "interceptor.h"
 #include "lists.h"
+#include "objects.h"
 #include "recipe.h"
 #include "streams.h"
 
@@ -85,7 +86,10 @@ int32_t plimsoll_install(const PlimsollCallbacks* callbacks, int32_t cuda_index)
   });
 }
 
-void plimsoll_find_dead(void) noexcept { entries().find_dead(); }
+void plimsoll_find_dead(void) noexcept {
+  entries().find_dead();
+  forget_objects();
+}
 
 void plimsoll_forget_failed_backward(void) noexcept { caught([] { forget_failed_backward(); }); }
 uint32_t plimsoll_phase(void) noexcept { return phase(); }
@@ -202,7 +206,7 @@ int32_t plimsoll_bytes_of(PlimsollEntry entry, uint64_t* bytes) {
 
 int32_t plimsoll_rerun(PlimsollRecipe* recipe, const PlimsollEntry* inputs, size_t input_count, PlimsollEntry* outputs,
                        size_t output_count) {
-  Rerunning rerunning;
+  Rerunning rerunning(reinterpret_cast<Recipe*>(recipe)->facts().is_region);
   uint64_t refused_before = refused_here;
   // A kernel runs: what it allocates may raise pressure like any other.
   int32_t ended = caught([&] {

@@ -142,6 +142,13 @@ impl Legacies {
         }
     }
 
+    /// Lets go of storages that have died since. Their numbers may be those of others.
+    pub(super) fn forget_dead(&mut self, is_dead: impl Fn(Entry) -> bool) {
+        for entry in self.left.iter_mut().flat_map(|left| &mut left.entries) {
+            *entry = entry.filter(|&entry| !is_dead(entry));
+        }
+    }
+
     /// An iteration has ended.
     pub(super) fn leave(&mut self, left: Option<Left>) {
         self.left = left;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Link;
-use crate::hardware::Tier;
-use crate::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{EngineError, Engines};
+use crate::Link;
+use crate::hardware::Tier;
+use crate::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine};
 
 /// Rounds of each measurement, of which the fastest counts; the first gets the memory. There are fewer where those after it take long.
 const ROUNDS: usize = 5;

@@ -5,13 +5,14 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::torch::copy::{Device, DeviceCallError, EventId, StreamId};
 use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::{CudaContext, DriverError, sys};
 
 use super::{DeviceError, DeviceName};
+use crate::locks::lock;
+use crate::torch::copy::{Device, DeviceCallError, EventId, StreamId};
 
 /// Libtorch's current stream on a device, by its C interface.
 type CurrentStream = unsafe extern "C" fn(device: i32, stream: *mut *mut c_void) -> i32;
@@ -71,10 +72,6 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    fn spare_events(&self) -> MutexGuard<'_, Vec<EventId>> {
-        self.spare_events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn let_go(&self, event: EventId) {
         // SAFETY: it came from `create_event`, and its owner lets go of it once. It may not have been reached yet.
         let _ = self.call("cuEventDestroy", || unsafe { event::destroy(raw_event(event)) });
@@ -96,7 +93,7 @@ impl CudaDriver {
 
 impl Drop for CudaDriver {
     fn drop(&mut self) {
-        let spare = std::mem::take(&mut *self.spare_events());
+        let spare = std::mem::take(&mut *lock(&self.spare_events));
         spare.into_iter().for_each(|event| self.let_go(event));
     }
 }
@@ -147,7 +144,7 @@ impl Device for CudaDriver {
     }
 
     fn create_event(&self) -> Result<EventId, DeviceCallError> {
-        if let Some(spare) = self.spare_events().pop() {
+        if let Some(spare) = lock(&self.spare_events).pop() {
             return Ok(spare);
         }
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
@@ -167,7 +164,7 @@ impl Device for CudaDriver {
 
     fn destroy_event(&self, event: EventId) {
         if event.0 & TIMED == 0 {
-            return self.spare_events().push(event);
+            return lock(&self.spare_events).push(event);
         }
         self.let_go(event);
     }

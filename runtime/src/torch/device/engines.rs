@@ -2,15 +2,15 @@
 //!
 //! Page-locked memory is slow to get, so the engine of a CUDA device keeps its slabs from loop to loop.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use crate::Link;
-use crate::hardware::Tier;
-use crate::torch::copy::{SlowCopy, Ticket, TierCopies, TierUse, TimedCopies};
-use crate::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine, StreamEngine};
+use std::sync::{Arc, Mutex};
 
 use super::cuda::CudaDriver;
 use super::{DeviceError, DeviceName};
+use crate::Link;
+use crate::hardware::Tier;
+use crate::locks::lock;
+use crate::torch::copy::{SlowCopy, Ticket, TierCopies, TierUse, TimedCopies};
+use crate::torch::{CopyEngine, CopyError, DeviceBytes, HostEngine, StreamEngine};
 
 /// Page-locked memory that loops on a CUDA device may take, unless told otherwise.
 pub const PAGE_LOCKED_LIMIT_BYTES: u64 = 64 << 30;
@@ -80,10 +80,6 @@ impl Engines {
         let streams = lock(self.streams.as_ref()?);
         Some((streams.host_waits(), streams.page_locked_allocations()))
     }
-}
-
-fn lock(engine: &Mutex<StreamEngine>) -> MutexGuard<'_, StreamEngine> {
-    engine.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An engine that several loops have one after another.
