@@ -8,7 +8,9 @@
 #include <ATen/core/function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -62,7 +64,7 @@ void add_held(const c10::IValue& value, HeldStorages& held) {
   }
 }
 
-// What unchanging objects hold. While one is known here, its memory stays when it is gone: until the next iteration.
+// What unchanging objects hold. One that is known here is destroyed when the next iteration begins, at the latest.
 struct KnownObjects {
   struct Known {
     c10::weak_intrusive_ptr<CustomObject> itself;
