@@ -2,7 +2,6 @@
 
 Prints as JSON what was said, and the sum of all that there is in the end."""
 
-import contextlib
 import gc
 import threading
 
@@ -36,7 +35,7 @@ def look_at(all_numbers, small):
 
 runtime, device = job.begin(__doc__)
 gc.disable()
-with torch.no_grad(), runtime.iteration() if runtime else contextlib.nullcontext():
+with torch.no_grad(), job.iteration(runtime):
     before = [torch.ones(SIZE, SIZE, device=device) * factor for factor in range(LOOKS)]
     small = torch.ones(64, 64, device=device) * 2
     other = threading.Thread(target=look_at, args=(before, small))

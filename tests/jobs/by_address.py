@@ -282,7 +282,7 @@ def main():
     uses += [launch_from_a_compiled_function]
     found = []
     for _ in range(4):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             found.append({use.__name__: use() for use in uses})
     job.end(runtime, found)
 

@@ -2,8 +2,6 @@
 
 Prints as JSON the losses and the sums of what it has learned."""
 
-import contextlib
-
 import job
 import torch
 
@@ -27,7 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 batch = torch.randn(1024, WIDTH, device=device)
 losses = []
 for _ in range(ITERATIONS):
-    with runtime.iteration() if runtime else contextlib.nullcontext():
+    with job.iteration(runtime):
         with torch.autocast(device, dtype=torch.bfloat16):
             found = model(batch)
         loss = found.float().square().mean()

@@ -33,10 +33,7 @@ def iterate():
 
 losses, states = [], []
 for _ in range(ITERATIONS):
-    if runtime:
-        with runtime.iteration():
-            loss, state = iterate()
-    else:
+    with job.iteration(runtime):
         loss, state = iterate()
     losses.append(loss)
     states.append(state)

@@ -2,8 +2,6 @@
 
 Prints as JSON what this process has found, and how often something was evicted."""
 
-import contextlib
-
 import job
 import torch
 import torch.distributed as dist
@@ -65,7 +63,7 @@ def main():
     torch.set_default_device(device)
     found = []
     for _ in range(4):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             found.append(communicate(dist.get_rank()))
     dist.destroy_process_group()
     job.end(runtime, found)

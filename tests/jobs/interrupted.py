@@ -3,7 +3,6 @@ layers have made.
 
 Prints as JSON the losses, the sums of what it has learned, and whether all that the handler has seen was right."""
 
-import contextlib
 import signal
 
 import job
@@ -52,7 +51,7 @@ weights = [(torch.randn(SIZE, SIZE) / SIZE**0.5).requires_grad_() for _ in range
 signal.signal(signal.SIGALRM, interrupt)
 losses = []
 for iteration in range(ITERATIONS):
-    with runtime.iteration() if runtime else contextlib.nullcontext():
+    with job.iteration(runtime):
         # Not while something is compiled.
         goes_on = iteration > 0
         if goes_on:

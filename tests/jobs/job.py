@@ -1,6 +1,7 @@
 """What the jobs that are tested have in common: a budget, where there is one, and what they print."""
 
 import argparse
+import contextlib
 import json
 import sys
 
@@ -37,6 +38,11 @@ def begin(description, *numbers):
         runtime = plimsoll.Runtime(asked.budget, device=asked.device, swap=False if asked.recompute_alone else None)
     torch.manual_seed(0)
     return runtime, asked.device, *(getattr(asked, number) for number in numbers)
+
+
+def iteration(runtime):
+    """What an iteration of the training loop runs within."""
+    return runtime.iteration() if runtime else contextlib.nullcontext()
 
 
 def by_address(function):

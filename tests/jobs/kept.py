@@ -3,8 +3,6 @@ where bytes run out of which some can always be dropped.
 
 Prints as JSON the losses, and the report."""
 
-import contextlib
-
 import job
 import torch
 from torch import nn
@@ -22,7 +20,7 @@ def main():
         layer.register_full_backward_hook(lambda layer, _, back: kept.update({(layer, "back"): back[0].detach()}))
     losses = []
     for _ in range(12):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             optimizer.zero_grad()
             hidden = torch.randn(ROWS, WIDTH)
             for layer in layers:

@@ -2,7 +2,6 @@
 
 Prints the losses as JSON, and the report."""
 
-import contextlib
 import random
 
 import job
@@ -26,7 +25,7 @@ def main():
     for _ in range(ITERATIONS):
         hidden = torch.randn(ROWS, WIDTH)
         course = draw.choice(frequent) if draw.random() < 0.7 else drawn()
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             for depth, (layer, (is_left_out, is_followed)) in enumerate(zip(layers, course)):
                 if is_left_out and depth:
                     continue

@@ -3,8 +3,6 @@ within each what others have been made of, and is written then.
 
 Prints as JSON what the others have read, and how often something was evicted."""
 
-import contextlib
-
 import job
 import torch
 
@@ -36,7 +34,7 @@ def main():
     weights = [torch.randn(256, 256, device=device, requires_grad=True) for _ in range(8)]
     shared, read = [], []
     for iteration in range(8):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             read.append(write_after_use(device))
             step(weights)
         if iteration == 2:

@@ -3,8 +3,6 @@ modules before it was kept within a budget.
 
 Prints as JSON what it has seen."""
 
-import contextlib
-
 import job
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -78,7 +76,7 @@ def main():
     runtime, _ = job.begin(__doc__)
     # Beside an iteration, and within one.
     found = [steps(), set_rng_state is torch.random.set_rng_state]
-    with runtime.iteration() if runtime else contextlib.nullcontext():
+    with job.iteration(runtime):
         numbers = torch.ones(SIZE, SIZE)
         found += [seen_in(mode(), use, numbers) for use in USES for mode in (Operators, Functions)]
         found += [numbers.as_subclass(Own).tolist(), make_fx(grow)(numbers).code.strip()]

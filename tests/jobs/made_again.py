@@ -61,7 +61,7 @@ def main():
     statistics = torch.zeros(SIZE * SIZE // 2), torch.ones(SIZE * SIZE // 2)
     found = []
     for _ in range(8):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             found.append(throw_switches() + normalise(*statistics))
     job.end(runtime, found)
 

@@ -2,8 +2,6 @@
 
 Prints what was found as JSON, and the report."""
 
-import contextlib
-
 import job
 import torch
 
@@ -17,7 +15,7 @@ def main():
         # More than is planned for.
         ballast = torch.zeros(5 * NUMBERS) if iteration > 5 and iteration % 2 else None
         roots = [torch.arange(NUMBERS, dtype=torch.float32) * (scale + 1) for scale in range(STORAGES)]
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             made = [root * 2.0 for root in roots]
             at_once = [torch.zeros(NUMBERS) + 1.0 for _ in range(4)]
             total = sum(part.sum() for part in at_once)

@@ -2,8 +2,6 @@
 
 Prints as JSON what it has found, and how often something was evicted."""
 
-import contextlib
-
 import job
 import torch
 from torch.nn import functional
@@ -22,7 +20,7 @@ def main():
     runtime, device = job.begin(__doc__)
     found = []
     for _ in range(5):
-        with runtime.iteration() if runtime else contextlib.nullcontext(), torch.no_grad():
+        with job.iteration(runtime), torch.no_grad():
             found.append(normalise(device))
     job.end(runtime, found)
 

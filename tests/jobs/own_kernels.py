@@ -3,7 +3,6 @@ known. None passes the dispatcher.
 
 Prints as JSON what has come of it, and how often something was evicted."""
 
-import contextlib
 import ctypes
 import importlib.util
 import os
@@ -53,7 +52,7 @@ def main():
     layers = [torch.nn.Linear(64, 64) for _ in range(10)]
     found = []
     for _ in range(8):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             values, saved = torch.randn(64, 64), []
             for layer in layers:
                 values = layer(values)

@@ -38,9 +38,6 @@ def iterate():
 
 found = []
 for _ in range(ITERATIONS):
-    if runtime:
-        with runtime.iteration():
-            found.append(iterate())
-    else:
+    with job.iteration(runtime):
         found.append(iterate())
 job.end(runtime, found)

@@ -2,7 +2,6 @@
 
 Prints as JSON the losses, and the report."""
 
-import contextlib
 import random
 
 import job
@@ -22,7 +21,7 @@ def main():
     losses = []
     for _ in range(24):
         batches = [torch.randint(SYMBOLS, (ROWS, random.randint(16, 65))) for _ in range(4)]
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             for batch in batches:
                 loss = functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
                 (loss / 4).backward()

@@ -3,7 +3,6 @@ Python up.
 
 Prints as JSON what was found, and the report."""
 
-import contextlib
 import faulthandler
 import threading
 import time
@@ -35,7 +34,7 @@ def main():
     threading.Thread(target=beside).start()
     found, begun = set(), time.monotonic()
     while time.monotonic() < begun + SECONDS:
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             kept = []
             for scale in range(STORAGES):
                 made = base * float(scale)

@@ -3,8 +3,6 @@ beside the next iteration.
 
 Prints as JSON what it has found, and how often something was evicted."""
 
-import contextlib
-
 import job
 import torch
 from torch import nn
@@ -28,7 +26,7 @@ def main():
 
     work.wait_stream(torch.cuda.current_stream())
     for batch in batches:
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             with torch.cuda.stream(work):
                 loss = model(batch.to(device)).square().mean()
                 loss.backward()

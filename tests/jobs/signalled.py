@@ -3,7 +3,6 @@ still has something to say.
 
 Prints as JSON what it has saved and was told, and how often something was evicted."""
 
-import contextlib
 import gc
 import io
 import signal
@@ -57,7 +56,7 @@ def main():
 
     signal.signal(signal.SIGUSR1, save)
     for _ in range(8):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             step(weights)
     found += [told, signal.getsignal(signal.SIGUSR1) is save]
     job.end(runtime, found)

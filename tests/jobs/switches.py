@@ -2,8 +2,6 @@
 
 Prints as JSON what was found, and the report."""
 
-import contextlib
-
 import job
 import torch
 
@@ -15,7 +13,7 @@ def main():
     weight, inputs, found = torch.randn(WIDTH, WIDTH, requires_grad=True), torch.randn(ROWS, WIDTH), []
 
     def iterate():
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             hidden = inputs
             for _ in range(LAYERS):
                 hidden = torch.tanh(hidden @ weight)
@@ -24,7 +22,7 @@ def main():
             weight.grad = None
 
     iterate()
-    with runtime.iteration() if runtime else contextlib.nullcontext():
+    with job.iteration(runtime):
         numbers = torch.zeros(1 << 16)
         for way in range(WAYS):
             torch.backends.cudnn.benchmark_limit = way

@@ -2,8 +2,6 @@
 
 Prints as JSON what it has found, and how often something was evicted."""
 
-import contextlib
-
 import job
 import torch
 from torch import nn
@@ -20,7 +18,7 @@ def main():
     for batch in torch.randn(ITERATIONS, ROWS, WIDTH):
         # More than the budget, and none of its business.
         beside = torch.zeros(1 << 22, device=there)
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             # The device of what it makes by itself is the current one.
             with torch.cuda.device(there):
                 halfway = first(batch.to(here)).to(there)

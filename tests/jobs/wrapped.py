@@ -2,8 +2,6 @@
 
 Prints the losses as JSON, and the report."""
 
-import contextlib
-
 import job
 import torch
 from torch import nn
@@ -18,7 +16,7 @@ def main():
     optimizer = torch.optim.SGD(layers.parameters(), 0.01)
     losses = []
     for _ in range(ITERATIONS):
-        with runtime.iteration() if runtime else contextlib.nullcontext():
+        with job.iteration(runtime):
             hidden, kept = torch.randn(ROWS, WIDTH), []
             for layer in layers:
                 wide = layer.wide(layer.norm(hidden))

@@ -62,9 +62,10 @@ bool evict_more(uint64_t bytes);
 // Whether there is a line, and this thread allocates for the program.
 bool is_under_line();
 void book(uint64_t bytes);
+void unbook(uint64_t bytes, uint32_t owner);
+
 // Allocations of this thread that found no room, so far.
 inline thread_local uint64_t refused_here = 0;
-void unbook(uint64_t bytes, uint32_t owner);
 
 // What this thread allocates and frees meanwhile is done on Rust's behalf: it still counts, but over the line it fails
 // at once, for Rust makes room first.

@@ -4,6 +4,7 @@
 #include "composites.h"
 #include "entries.h"
 #include "interceptor.h"
+#include "leaves.h"
 #include "streams.h"
 
 #include <c10/core/GradMode.h>
@@ -37,20 +38,6 @@ bool covers_storage(const c10::TensorImpl* tensor) {
   const auto& storage = tensor->unsafe_storage();
   return tensor->storage_offset() == 0 && tensor->is_non_overlapping_and_dense() &&
          tensor->numel() * tensor->itemsize() == storage.nbytes();
-}
-
-// A tensor, those of a list, and what hides in lists of lists, as of a collective operation that gathers, in tuples and in dictionaries.
-template <class Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.unsafeToTensorImpl());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, visit);
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) for_each_tensor(element, visit);
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) for_each_tensor(entry.value(), visit);
-  }
 }
 
 }  // namespace
@@ -183,7 +170,9 @@ void Call::find_accesses() {
       if (argument.is_written || facts_.reads_storage || entries().find(storage))
         access(storage, argument.is_written ? PLIMSOLL_WRITE : PLIMSOLL_READ, facts_.locks);
     } else {
-      for_each_tensor(value, [&](c10::TensorImpl* tensor) { one(tensor, argument); });
+      for_each_leaf(value, [&](const c10::IValue& leaf) {
+        if (leaf.isTensor()) one(leaf.unsafeToTensorImpl(), argument);
+      });
     }
   }
   if (!facts_.writes) return;

@@ -123,10 +123,10 @@ class Call {
   PlimsollOperator event_;
   OwnedRecipe recipe_;
   Seen seen_;
-  int32_t answer_ = 0;     // what Rust wants of it
-  uint64_t refusals_ = 0;  // before it ran
+  int32_t answer_ = 0;                  // what Rust wants of it
+  uint64_t refusals_ = 0;               // before it ran
   std::unique_ptr<Beside> beside_;      // where it is a bystander's
-  Draws draws_;  // where it does
+  Draws draws_;                         // where it draws
   std::unique_ptr<Audit> audit_;        // where there is one
   Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;

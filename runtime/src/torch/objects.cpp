@@ -3,6 +3,7 @@
 #include "allocator.h"
 #include "composites.h"
 #include "entries.h"
+#include "leaves.h"
 #include "untold.h"
 
 #include <ATen/core/function.h>
@@ -32,8 +33,6 @@ bool is_unchanging(const c10::IValue& object) {
                      [&](const char* kind) { return qualified.rfind(space + kind, 0) == 0; });
 }
 
-void add_held(const c10::IValue& value, HeldStorages& held);
-
 // What the object would be saved as tells; nothing where it cannot be.
 void add_held_by(const c10::IValue& object, HeldStorages& held) {
   auto* state = object.toObjectRef().type()->findMethod("__getstate__");
@@ -46,22 +45,14 @@ void add_held_by(const c10::IValue& object, HeldStorages& held) {
   } catch (const std::exception&) {
     return;
   }
-  add_held(stack.back(), held);
-}
-
-void add_held(const c10::IValue& value, HeldStorages& held) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (tensor.defined() && tensor.has_storage()) held.emplace_back(tensor.storage().getWeakStorageImpl());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) add_held(element, held);
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) add_held(element, held);
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) add_held(entry.value(), held);
-  } else if (torch::isCustomClass(value)) {
-    add_held_by(value, held);
-  }
+  for_each_leaf(stack.back(), [&](const c10::IValue& leaf) {
+    if (leaf.isTensor()) {
+      const at::Tensor& tensor = leaf.toTensor();
+      if (tensor.defined() && tensor.has_storage()) held.emplace_back(tensor.storage().getWeakStorageImpl());
+    } else if (torch::isCustomClass(leaf)) {
+      add_held_by(leaf, held);
+    }
+  });
 }
 
 // What unchanging objects hold. One that is known here is destroyed when the next iteration begins, at the latest.

@@ -110,6 +110,10 @@ impl From<AllocateError> for Fault {
     }
 }
 
+fn gone(entry: Entry) -> Fault {
+    Fault::Broken(format!("{entry:?} is gone"))
+}
+
 /// What is being brought back, at an iteration's end or for an operator that writes: then only what does not undo that may be
 /// evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -240,12 +244,12 @@ impl Residency {
     }
 
     pub(super) fn live(&self, entry: Entry) -> Result<&Live, Fault> {
-        self.get(entry).ok_or_else(|| Fault::Broken(format!("{entry:?} is gone")))
+        self.get(entry).ok_or_else(|| gone(entry))
     }
 
     pub(super) fn live_mut(&mut self, entry: Entry) -> Result<&mut Live, Fault> {
         let live = self.live.get_mut(entry.index()).and_then(Option::as_mut);
-        live.ok_or_else(|| Fault::Broken(format!("{entry:?} is gone")))
+        live.ok_or_else(|| gone(entry))
     }
 
     /// Every live storage.
@@ -260,12 +264,21 @@ impl Residency {
 
     /// Books where the bytes of a storage are from now on. Returns where they were.
     pub(super) fn put(&mut self, entry: Entry, place: Place) -> Result<Place, Fault> {
-        let live = self.live_mut(entry)?;
-        let away_bytes_before = live.away_bytes();
-        let before = std::mem::replace(&mut live.place, place);
-        let away_bytes = live.away_bytes();
-        self.away_bytes = self.away_bytes - away_bytes_before + away_bytes;
-        Ok(before)
+        self.change(entry, |live| std::mem::replace(&mut live.place, place)).ok_or_else(|| gone(entry))
+    }
+
+    /// Another size is known of a storage, which is locked from then on.
+    pub(super) fn resize(&mut self, entry: Entry, bytes: u64) {
+        self.change(entry, |live| (live.bytes, live.locked) = (bytes, Some(RESIZED)));
+    }
+
+    /// Changes what is booked of a storage, and with it the sum of what is away.
+    fn change<R>(&mut self, entry: Entry, change: impl FnOnce(&mut Live) -> R) -> Option<R> {
+        let live = self.live.get_mut(entry.index())?.as_mut()?;
+        let before = live.away_bytes();
+        let changed = change(live);
+        self.away_bytes = self.away_bytes - before + live.away_bytes();
+        Some(changed)
     }
 
     /// Whether there would be room for all but what is left away.
@@ -553,16 +566,6 @@ impl Residency {
             return Err(Fault::Broken(format!("{entry:?} has changed its size")));
         }
         Ok(bytes)
-    }
-
-    /// Another size is known of a storage, which is locked from then on.
-    pub(super) fn resize(&mut self, entry: Entry, bytes: u64) {
-        let Some(live) = self.live.get_mut(entry.index()).and_then(Option::as_mut) else { return };
-        let away_bytes_before = live.away_bytes();
-        live.bytes = bytes;
-        live.locked = Some(RESIZED);
-        let away_bytes = live.away_bytes();
-        self.away_bytes = self.away_bytes - away_bytes_before + away_bytes;
     }
 
     /// Lets go of every copy of what is resident and of everything beside the program.
