@@ -6,7 +6,8 @@
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use clap::Args;
 use plimsoll_env::config::AS_RECORDED;
 use plimsoll_env::hardware::{HardwareProfile, Roofline};
 use plimsoll_runtime::{Link, Trace};
@@ -28,6 +29,22 @@ pub enum Machine {
     AsRecorded,
     /// Another, of which there is a profile.
     Profiled(Box<HardwareProfile>),
+}
+
+/// Which machine's times a command goes by.
+#[derive(Args)]
+pub struct HardwareFlag {
+    /// Go by the times and the link of this machine: its profile, or the profile's name in configs/hardware/. What an accelerator has
+    /// recorded keeps its times
+    #[arg(long, value_name = "FILE|NAME")]
+    hardware: Option<String>,
+}
+
+impl HardwareFlag {
+    /// That machine.
+    pub fn machine(&self) -> anyhow::Result<Machine> {
+        self.hardware.as_ref().map_or(Ok(Machine::AsRecorded), |name| Machine::find(name, None))
+    }
 }
 
 impl Machine {
@@ -76,12 +93,30 @@ impl Machine {
         })
     }
 
+    /// Reads a trace, with the times of this machine; says so where it keeps its own.
+    pub fn load(&self, path: &Path) -> anyhow::Result<Trace> {
+        let trace = Trace::load(path)?;
+        if let Machine::Profiled(profile) = self
+            && self.leaves_times(&trace)
+        {
+            let (recorded_on, copies_of) = (&trace.device, &profile.name);
+            eprintln!(
+                "plimsoll: {}: the times are those of {recorded_on}, only copies are those of {copies_of}",
+                path.display()
+            );
+        }
+        self.project(&trace, &RecordedOn::of(path.parent().unwrap_or(Path::new(""))))
+    }
+
+    /// Whether a trace keeps the times of the machine that recorded it.
+    pub fn leaves_times(&self, trace: &Trace) -> bool {
+        matches!(self, Machine::AsRecorded) || trace.device != PROJECTABLE
+    }
+
     /// `trace` with the times of this machine. What was recorded on an accelerator has an accelerator's times, and keeps them.
     pub fn project(&self, trace: &Trace, recorded_on: &RecordedOn) -> anyhow::Result<Trace> {
         Ok(match self {
-            Machine::Profiled(profile) if trace.device == PROJECTABLE => {
-                profile.project(trace, &recorded_on.roofline()?)
-            }
+            Machine::Profiled(profile) if !self.leaves_times(trace) => profile.project(trace, &recorded_on.roofline()?),
             Machine::Profiled(_) | Machine::AsRecorded => trace.clone(),
         })
     }
@@ -107,7 +142,10 @@ impl RecordedOn {
         let path = self.folder.join(RECORDED_ON);
         let roofline = if path.exists() {
             let name = || path.display().to_string();
-            serde_json::from_slice(&std::fs::read(&path).with_context(name)?).with_context(name)?
+            let roofline: Roofline =
+                serde_json::from_slice(&std::fs::read(&path).with_context(name)?).with_context(name)?;
+            ensure!(roofline.is_plausible(), "{}: no machine is of such rates", name());
+            roofline
         } else {
             eprintln!(
                 "plimsoll: warning: there is no {}: this machine is taken for the one that recorded",

@@ -2,12 +2,12 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_runtime::baselines::plans_of_all;
 use plimsoll_runtime::planner::SEARCH;
 use plimsoll_runtime::search::{Limits, search};
-use plimsoll_runtime::{Decided, Problem};
+use plimsoll_runtime::{Decided, Planned, Problem};
 
 use crate::exact::{EXACT, Progress, Proof, solve};
 use crate::highs::Highs;
@@ -34,11 +34,12 @@ pub fn decide_exactly(problem: Problem<'_>, limit: Option<Duration>) -> anyhow::
     Ok((Decided { planned: solved.planned, by: EXACT }, solved.proof))
 }
 
-/// Searches for `limit` from every baseline's plan, `seed` saying what is drawn.
+/// Searches for `limit` from every baseline's plan, which take time beside that; `seed` says what is drawn.
 pub fn decide_by_search(problem: Problem<'_>, limit: Duration, seed: u64) -> anyhow::Result<Decided> {
     let interrupted = watch_for_interrupt()?;
     let spinner = progress::spinner(SEARCH);
     let overhead = overhead_of(&problem);
+    let started = Instant::now();
     let limits = Limits { seed, ..Limits::wall(limit) };
     let found = search(problem, &plans_of_all(problem, seed), limits, None, &mut |best| {
         let now =
@@ -47,7 +48,8 @@ pub fn decide_by_search(problem: Problem<'_>, limit: Duration, seed: u64) -> any
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     spinner.finish_and_clear();
-    Ok(Decided { planned: found.into(), by: SEARCH })
+    let planned = Planned { decide_ns: started.elapsed().as_nanos() as u64, ..found.into() };
+    Ok(Decided { planned, by: SEARCH })
 }
 
 fn overhead_of(problem: &Problem<'_>) -> impl Fn(u64) -> String + Sync + use<> {

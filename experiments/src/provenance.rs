@@ -1,27 +1,67 @@
 //! Where a result comes from: the command that made it, the commit of its tree, the time.
 
-use std::time::{Instant, SystemTime};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
 
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_runtime::policy_file::Provenance;
+use serde::{Deserialize, Serialize};
 
-/// The provenance of a policy that learned on what these devices recorded and whose training began when `started`, with
-/// figures by name that say how good it is.
+use crate::outputs::write_json;
+
+/// The calls of the command that have made something, or are about to.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Calls {
+    commands: Vec<String>,
+    seconds: f64,
+}
+
+impl Calls {
+    /// This one, after those that are told of at `path`, if something is.
+    pub fn and_this(path: &Path) -> anyhow::Result<Self> {
+        let name = || path.display().to_string();
+        let mut calls: Calls = match path.exists() {
+            true => serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)?,
+            false => Calls::default(),
+        };
+        calls.commands.push(command_line());
+        Ok(calls)
+    }
+
+    /// This one alone.
+    pub fn this() -> Self {
+        Calls { commands: vec![command_line()], seconds: 0.0 }
+    }
+
+    /// So much more time has gone into it.
+    pub fn took(&mut self, time: Duration) {
+        self.seconds += time.as_secs_f64();
+    }
+
+    /// Tells of them at `path`.
+    pub fn save(&self, path: &Path) -> anyhow::Result<()> {
+        write_json(path, self)
+    }
+}
+
+/// The provenance of a policy that learned on what these devices recorded by those calls, with figures by name that say how good it is.
 pub fn provenance_of<const FIGURES: usize>(
     config: &FamilyConfig,
     recorded_on: Vec<String>,
     seed: u64,
-    started: Instant,
+    calls: &Calls,
     quality: [(&str, f64); FIGURES],
 ) -> Provenance {
     Provenance {
-        command: command_line(),
+        command: calls.commands.join("; "),
         configuration: config.text.clone(),
         recorded_on,
         seed,
         commit: commit(),
         date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        training_seconds: started.elapsed().as_secs_f64(),
+        training_seconds: calls.seconds,
         quality: quality.map(|(name, value)| (name.to_owned(), value)).into(),
     }
 }
@@ -33,10 +73,11 @@ pub fn command_line() -> String {
     std::iter::once("plimsoll".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// The commit of the tree that the command runs in, where there is one.
+/// The commit of the tree that the command was built from, where that is there, and whether more than that was in it.
 pub fn commit() -> String {
-    let output = std::process::Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    match output {
+    let mut git = std::process::Command::new("git");
+    git.args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]);
+    match git.output() {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         _ => "unknown".to_owned(),
     }

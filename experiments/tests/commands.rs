@@ -346,6 +346,8 @@ fn goes_on_bit_for_bit(algorithm: &str) {
     let [resumed, uninterrupted] = ["a.policy", "b.policy"].map(|name| PolicyFile::load(bench.path(name)).unwrap());
     assert_eq!(resumed.weights, uninterrupted.weights);
     assert_eq!(resumed.provenance.quality, uninterrupted.provenance.quality);
+    let calls: Vec<_> = resumed.provenance.command.split("; ").map(|call| call.ends_with("--resume")).collect();
+    assert_eq!(calls, [false, true], "what was refused has made nothing: {}", resumed.provenance.command);
     println!("interrupted after {updates} of {UPDATES} updates; the same weights");
     assert_nothing_half_written(&bench);
 }

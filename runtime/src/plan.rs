@@ -9,7 +9,7 @@ use crate::hardware::SlowTiers;
 use crate::lineage::WindowId;
 
 /// The newest plan format that this build reads and writes.
-const PLAN_VERSION: u32 = 2;
+const PLAN_VERSION: u32 = 3;
 
 /// What becomes of a storage while it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -142,6 +142,9 @@ pub struct PlanFile {
     pub policy: String,
     /// The budget in device bytes.
     pub budget_bytes: u64,
+    /// The machine whose times it was made for, as the trace calls it; empty in files from before that was written down.
+    #[serde(default)]
+    pub device: String,
     /// What copies were reckoned to take.
     pub tiers: SlowTiers,
     /// The actions.

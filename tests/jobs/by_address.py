@@ -4,7 +4,10 @@ Prints as JSON what has come of it, and how often something was evicted."""
 
 import contextlib
 import ctypes
+import functools
 import io
+import os
+import tempfile
 import warnings
 
 import job
@@ -86,7 +89,44 @@ def save_a_traced_module():
     traced = torch.jit.trace(layer, torch.ones(64, 64), check_trace=False)
     saved = save(traced)
     press()
-    return [saved, len(traced._save_to_buffer_for_lite_interpreter())]
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "module.ff")
+        torch.jit.save_jit_module_to_flatbuffer(traced, file)
+        press()
+        flat = torch.jit.jit_module_from_flatbuffer(file)(torch.ones(64, 64)).sum().item()
+    return [saved, len(traced._save_to_buffer_for_lite_interpreter()), flat]
+
+
+@functools.cache
+def exported():
+    return torch.export.export(torch.nn.Linear(64, 64), (torch.ones(64, 64),))
+
+
+def save_an_exported_program():
+    doubled = [parameter * 2 for parameter in exported().state_dict.values()]
+    press()
+    file = io.BytesIO()
+    torch.export.save(exported(), file)
+    file.seek(0)
+    press()
+    loaded = torch.export.load(file).state_dict.values()
+    return [[one.sum().item(), other.sum().item()] for one, other in zip(doubled, loaded)]
+
+
+class Ranked:
+    def __init__(self, values):
+        self.values = values
+
+    def __getstate__(self):
+        return {"ranks": self.values.argsort()}
+
+
+def save_what_is_computed_then():
+    several = [torch.randn(4096) * number for number in range(8)]
+    file = io.BytesIO()
+    torch.save([[values, Ranked(values[:1024])] for values in several], file)
+    file.seek(0)
+    return [[one.sum().item(), other.ranks[0].item()] for one, other in torch.load(file, weights_only=False)]
 
 
 def share_with_other_processes():
@@ -279,7 +319,7 @@ def main():
     uses = [change_elements, swap_bytes, go_back_to_a_generator_s_state, save_constants, save_again_after_an_interruption]
     uses += [go_by_lengths, align, split, draw_evenly, share_copies, quantize, change_what_is_saved, look_at_operators]
     uses += [nest, draw_below, grow, shrink, normalise_from_one_buffer, save_a_traced_module, share_with_other_processes]
-    uses += [launch_from_a_compiled_function]
+    uses += [launch_from_a_compiled_function, save_an_exported_program, save_what_is_computed_then]
     found = []
     for _ in range(4):
         with job.iteration(runtime):

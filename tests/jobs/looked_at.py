@@ -60,6 +60,13 @@ def seen_in(mode, use, numbers):
     return mode.seen
 
 
+def allocated(numbers):
+    """What a profiler tells of an operator's memory."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        numbers * 2
+    return {event.key: event.self_cpu_memory_usage for event in profiler.key_averages()}
+
+
 def steps():
     """Of an optimizer that is compiled."""
     model = torch.nn.Linear(8, 8)
@@ -79,7 +86,7 @@ def main():
     with job.iteration(runtime):
         numbers = torch.ones(SIZE, SIZE)
         found += [seen_in(mode(), use, numbers) for use in USES for mode in (Operators, Functions)]
-        found += [numbers.as_subclass(Own).tolist(), make_fx(grow)(numbers).code.strip()]
+        found += [numbers.as_subclass(Own).tolist(), make_fx(grow)(numbers).code.strip(), allocated(numbers)]
     job.end(runtime, found)
 
 

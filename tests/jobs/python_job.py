@@ -91,8 +91,9 @@ class Graph:
 
     mutated_input_idxs, constants, source_code = (), None, ""
 
-    def __init__(self, function, is_backward):
+    def __init__(self, function, is_backward, device_types=()):
         self.function, self.fx_kwargs = function, {"is_backward": is_backward}
+        self.device_types = device_types
 
     def __call__(self, *inputs):
         return past_dispatcher.run(self, Graph.run, list(inputs))

@@ -1,11 +1,12 @@
 """A job that is told by a signal to save what it has learned, within an operator of its own. There, too, garbage is collected that
-still has something to say.
+still has something to say, and the time that this may take is limited.
 
 Prints as JSON what it has saved and was told, and how often something was evicted."""
 
 import gc
 import io
 import signal
+import time
 
 import job
 import torch
@@ -26,6 +27,12 @@ class Garbage:
 def interrupted(numbers: torch.Tensor) -> torch.Tensor:
     signal.raise_signal(signal.SIGUSR1)
     gc.collect()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        gc.collect()
+        time.sleep(1)
+    except TimeoutError:
+        told.append("too late")
     return numbers + 1
 
 
@@ -45,6 +52,7 @@ def step(weights):
 def main():
     runtime, device = job.begin(__doc__)
     gc.disable()
+    many = [[number] for number in range(300_000)]  # which it takes some time to go through
     weights = [torch.randn(SIZE, SIZE, device=device, requires_grad=True) for _ in range(LAYERS)]
     found = []
 
@@ -54,11 +62,15 @@ def main():
         saved.seek(0)
         found.append([weight.double().sum().item() for weight in [*torch.load(saved), *weights]])
 
+    def end(*_):
+        raise TimeoutError
+
     signal.signal(signal.SIGUSR1, save)
+    signal.signal(signal.SIGALRM, end)
     for _ in range(8):
         with job.iteration(runtime):
             step(weights)
-    found += [told, signal.getsignal(signal.SIGUSR1) is save]
+    found += [told, len(many), signal.getsignal(signal.SIGUSR1) is save]
     job.end(runtime, found)
 
 

@@ -30,6 +30,7 @@ impl Files {
             workload: "awkward".to_owned(),
             policy: "keep-all".to_owned(),
             budget_bytes: 1 << 20,
+            device: recorded.trace.device.clone(),
             tiers: fast_link().into(),
             plan: Plan::keep_all(recorded.lineage.windows().len()),
         };

@@ -61,7 +61,9 @@ fn a_budget_below_what_stays_between_iterations() {
         workload.try_iterate(Course::Train(8)).expect_err("the parameters alone are more")
     };
     assert!(error.to_string().contains("resident between iterations"), "{error}");
-    assert_eq!(runtime.report().least_feasible_budget_bytes, resident);
+    let report = runtime.report();
+    assert_eq!(report.least_feasible_budget_bytes, resident);
+    assert_eq!(report.over_budget_bytes, report.peak_bytes - resident / 2);
     assert!(bits(&workload).unwrap().iter().all(|(_, bytes)| !bytes.is_empty()));
 }
 

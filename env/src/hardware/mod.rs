@@ -28,3 +28,12 @@ pub struct Roofline {
     /// behind them.
     pub runs_ahead: bool,
 }
+
+impl Roofline {
+    /// Whether there may be such a machine.
+    pub fn is_plausible(&self) -> bool {
+        profile::is_rate(self.flops_per_s)
+            && profile::is_rate(self.memory_bytes_per_s)
+            && profile::is_cost(self.launch_overhead_ns)
+    }
+}

@@ -9,6 +9,19 @@ use serde::{Deserialize, Serialize};
 use super::{Roofline, project};
 use crate::config::{ConfigError, Problem};
 
+/// What a rate of a machine's has to be. A slower one has lost its exponent.
+pub(super) const RATE_RULE: &str = "must be from 1e6 to 1e21 per second";
+
+/// Whether it is that.
+pub(super) fn is_rate(per_s: f64) -> bool {
+    (1e6..=1e21).contains(&per_s)
+}
+
+/// Whether it may be the time that something takes, in nanoseconds.
+pub(super) fn is_cost(ns: f64) -> bool {
+    (0.0..=1e9).contains(&ns)
+}
+
 /// How numbers are held while they are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -77,16 +90,14 @@ impl HardwareProfile {
     /// Finds the first value that no machine has, with its key.
     fn check(&self) -> Result<(), (&'static str, &'static str)> {
         let require = |key, holds: bool, rule| if holds { Ok(()) } else { Err((key, rule)) };
-        let positive = |number: f64| number > 0.0 && number.is_finite();
-        let not_negative = |number: f64| number >= 0.0 && number.is_finite();
         let link = self.link;
         require("flops_per_s", self.flops_per_s.contains_key(&Precision::F32), "must have a value for f32")?;
-        require("flops_per_s", self.flops_per_s.values().copied().all(positive), "must be above 0")?;
-        require("memory_bytes_per_s", positive(self.memory_bytes_per_s), "must be above 0")?;
-        require("launch_overhead_ns", not_negative(self.launch_overhead_ns), "must be at least 0")?;
-        require("link.offload_bytes_per_s", positive(link.offload_bytes_per_s), "must be above 0")?;
-        require("link.prefetch_bytes_per_s", positive(link.prefetch_bytes_per_s), "must be above 0")?;
-        require("link.contention_ns_per_byte", not_negative(link.contention_ns_per_byte), "must be at least 0")
+        require("flops_per_s", self.flops_per_s.values().copied().all(is_rate), RATE_RULE)?;
+        require("memory_bytes_per_s", is_rate(self.memory_bytes_per_s), RATE_RULE)?;
+        require("launch_overhead_ns", is_cost(self.launch_overhead_ns), "must be from 0 to 1e9")?;
+        require("link.offload_bytes_per_s", is_rate(link.offload_bytes_per_s), RATE_RULE)?;
+        require("link.prefetch_bytes_per_s", is_rate(link.prefetch_bytes_per_s), RATE_RULE)?;
+        require("link.contention_ns_per_byte", is_cost(link.contention_ns_per_byte), "must be from 0 to 1e9")
     }
 
     /// The roofline for numbers held as `precision` says; none where the machine has no units for it.
@@ -145,7 +156,7 @@ mod tests {
         assert!(unknown.contains("did you mean `memory_bytes_per_s`?"), "{unknown}");
         let line = good.lines().position(|line| line.starts_with("memory_bytes_per_s")).unwrap() + 1;
         let zero = refusal("memory_bytes_per_s = ", "memory_bytes_per_s = 0.0 # ");
-        assert_eq!(zero, format!("a.toml:{line}: memory_bytes_per_s: must be above 0"));
+        assert_eq!(zero, format!("a.toml:{line}: memory_bytes_per_s: {RATE_RULE}"));
         let none = refusal("\nf32 = ", "\n# ");
         assert!(none.contains("flops_per_s: must have a value for f32"), "{none}");
     }

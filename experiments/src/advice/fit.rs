@@ -2,9 +2,50 @@
 
 use serde::Serialize;
 
-/// peak(b) = α·b + β, in bytes.
+/// y(x) = max(level, slope·x + intercept).
+#[derive(Clone, Copy)]
+struct Bend {
+    level: f64,
+    slope: f64,
+    intercept: f64,
+}
+
+impl Bend {
+    /// Fits points in ascending order of x; none where there are not two.
+    ///
+    /// Where the bend lies is tried between every two points, and beyond the last: those below it are a constant, at least two above it a
+    /// line that rises. A bend that a fit puts outside its two points is no solution. The fit with the least squares wins.
+    fn of(points: &[(f64, f64)]) -> Option<Self> {
+        debug_assert!(points.is_sorted_by_key(|point| point.0));
+        line(points)?;
+        let fits = (0..=points.len()).filter_map(|flat| Self::with_flat(points, flat));
+        fits.min_by(|one, other| one.squares(points).total_cmp(&other.squares(points)))
+    }
+
+    /// The fit whose first `flat` points are below the bend.
+    fn with_flat(points: &[(f64, f64)], flat: usize) -> Option<Self> {
+        let level = match flat {
+            0 => f64::NEG_INFINITY,
+            _ => points[..flat].iter().map(|point| point.1).sum::<f64>() / flat as f64,
+        };
+        if flat == points.len() {
+            return Some(Bend { level, slope: 0.0, intercept: level });
+        }
+        let (slope, intercept) = line(&points[flat..])?;
+        let is_between = || (points[flat - 1].0..=points[flat].0).contains(&((level - intercept) / slope));
+        (slope > 0.0 && (flat == 0 || is_between())).then_some(Bend { level, slope, intercept })
+    }
+
+    fn squares(&self, points: &[(f64, f64)]) -> f64 {
+        points.iter().map(|&(x, y)| (y - self.level.max(self.slope * x + self.intercept)).powi(2)).sum()
+    }
+}
+
+/// peak(b) = max(floor, α·b + β), in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PeakFit {
+    /// What parameters and optimizer state take alone; 0 where no batch was so small.
+    pub floor_bytes: f64,
     /// Bytes that every sample adds.
     pub alpha_bytes: f64,
     /// Bytes without any sample.
@@ -12,19 +53,28 @@ pub struct PeakFit {
 }
 
 impl PeakFit {
-    /// Fits points of batch size and bytes; none where there are not two batch sizes.
+    /// Fits points of batch size and bytes, in ascending order of batch sizes; none where there are not two batch sizes.
     pub fn of(points: &[(f64, f64)]) -> Option<Self> {
-        let (alpha_bytes, beta_bytes) = line(points)?;
-        Some(PeakFit { alpha_bytes, beta_bytes })
+        let Bend { level, slope, intercept } = Bend::of(points)?;
+        Some(PeakFit { floor_bytes: level.max(0.0), alpha_bytes: slope, beta_bytes: intercept })
+    }
+
+    /// The line through the last two points, which later ones do not come below where bytes are the most of several that grow.
+    pub fn beyond(points: &[(f64, f64)]) -> Option<Self> {
+        let (alpha_bytes, beta_bytes) = line(&points[points.len().checked_sub(2)?..])?;
+        Some(PeakFit { floor_bytes: 0.0, alpha_bytes, beta_bytes })
     }
 
     /// Peak at a batch size.
     pub fn peak_bytes(&self, batch: f64) -> f64 {
-        self.alpha_bytes * batch + self.beta_bytes
+        self.floor_bytes.max(self.alpha_bytes * batch + self.beta_bytes)
     }
 
     /// The largest batch whose peak is within `budget_bytes`: 0 where none is; none where no batch is too large.
     pub fn largest_batch(&self, budget_bytes: u64) -> Option<u64> {
+        if self.floor_bytes > budget_bytes as f64 {
+            return Some(0);
+        }
         let room_bytes = budget_bytes as f64 - self.beta_bytes;
         (self.alpha_bytes > 0.0).then(|| (room_bytes / self.alpha_bytes).max(0.0).floor() as u64)
     }
@@ -43,29 +93,9 @@ pub struct LatencyFit {
 
 impl LatencyFit {
     /// Fits points of batch size and time, in ascending order of batch sizes; none where there are not two.
-    ///
-    /// Where the bend lies is tried between every two points: those below it are a constant, at least two above it a
-    /// line. A bend that a fit puts outside its two points is no solution. The fit with the least squares wins.
     pub fn of(points: &[(f64, f64)]) -> Option<Self> {
-        debug_assert!(points.is_sorted_by_key(|point| point.0));
-        let fits = (0..points.len().saturating_sub(1)).filter_map(|flat| Self::bent(points, flat));
-        fits.min_by(|one, other| one.squares(points).total_cmp(&other.squares(points)))
-    }
-
-    /// The fit whose first `flat` points are below the bend.
-    fn bent(points: &[(f64, f64)], flat: usize) -> Option<Self> {
-        let (k_ns, c_ns) = line(&points[flat..])?;
-        if flat == 0 {
-            return Some(LatencyFit { a_ns: 0.0, k_ns, c_ns });
-        }
-        let level = points[..flat].iter().map(|point| point.1).sum::<f64>() / flat as f64;
-        let fit = LatencyFit { a_ns: level - c_ns, k_ns, c_ns };
-        let bend = fit.a_ns / k_ns;
-        (k_ns > 0.0 && (points[flat - 1].0..=points[flat].0).contains(&bend)).then_some(fit)
-    }
-
-    fn squares(&self, points: &[(f64, f64)]) -> f64 {
-        points.iter().map(|&(batch, ns)| (ns - self.latency_ns(batch)).powi(2)).sum()
+        let Bend { level, slope, intercept } = Bend::of(points)?;
+        Some(LatencyFit { a_ns: (level - intercept).max(0.0), k_ns: slope, c_ns: intercept })
     }
 
     /// Time of an iteration with a batch of that size.
@@ -125,12 +155,30 @@ mod tests {
     #[test]
     fn coefficients_of_exact_points_are_found() {
         let peak = PeakFit::of(&[(2.0, 70.0), (4.0, 90.0), (8.0, 130.0)]).unwrap();
-        assert_eq!((peak.alpha_bytes, peak.beta_bytes), (10.0, 50.0));
+        assert_eq!((peak.floor_bytes, peak.alpha_bytes, peak.beta_bytes), (0.0, 10.0, 50.0));
         assert_eq!(peak.largest_batch(129), Some(7));
         assert_eq!(peak.largest_batch(130), Some(8));
         assert_eq!(peak.largest_batch(40), Some(0));
         assert_eq!(PeakFit { alpha_bytes: 0.0, ..peak }.largest_batch(40), None);
         assert_eq!(PeakFit::of(&[(2.0, 70.0), (2.0, 71.0)]), None);
+    }
+
+    #[test]
+    fn what_small_batches_do_not_add_to_says_nothing_of_large_ones() {
+        let peak = |batch: f64| 90f64.max(10.0 * batch);
+        let points = |batches: &[f64]| -> Vec<_> { batches.iter().map(|&batch| (batch, peak(batch))).collect() };
+        let bent = PeakFit::of(&points(&[2.0, 4.0, 8.0, 12.0, 16.0])).unwrap();
+        assert_eq!((bent.largest_batch(200), bent.largest_batch(89)), (Some(20), Some(0)), "{bent:?}");
+        let flat = PeakFit::of(&points(&[2.0, 4.0, 8.0])).unwrap();
+        assert_eq!((flat.peak_bytes(100.0), flat.largest_batch(200)), (90.0, None));
+        let beyond = PeakFit::beyond(&points(&[2.0, 4.0, 12.0, 16.0])).unwrap();
+        assert_eq!(beyond.largest_batch(200), Some(20));
+    }
+
+    #[test]
+    fn times_that_fall_are_noise_about_their_mean() {
+        let fit = LatencyFit::of(&[(1.0, 9.0), (2.0, 7.0), (4.0, 5.0)]).unwrap();
+        assert_eq!(fit.latency_ns(100.0), 7.0, "{fit:?}");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Made {
     pub at_full_strength: Planned,
     /// That budget.
     pub least_budget_bytes: u64,
+    /// What no plan of the method's can do without.
+    pub unavoidable_bytes: u64,
 }
 
 /// What a plan comes to.
@@ -91,6 +93,11 @@ impl Method<'_> {
             let plans = policies.iter_mut().map(|policy| plan(problem, policy.as_mut()));
             plans.reduce(|best, other| if other.is_better_than(&best) { other } else { best }).expect("a policy")
         };
-        Made { at_budget: best(budget_bytes), at_full_strength: best(least_budget_bytes), least_budget_bytes }
+        Made {
+            at_budget: best(budget_bytes),
+            at_full_strength: best(least_budget_bytes),
+            least_budget_bytes,
+            unavoidable_bytes: problem.unavoidable_bytes(),
+        }
     }
 }

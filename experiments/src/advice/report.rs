@@ -21,6 +21,8 @@ pub struct Point {
     pub keep_all_ns: u64,
     /// The least budget that the method can hold.
     pub least_budget_bytes: u64,
+    /// What no plan of the method's can do without.
+    pub unavoidable_bytes: u64,
     /// The plan at the budget.
     pub at_budget: Figures,
     /// Whether it holds the budget.
@@ -42,6 +44,7 @@ impl Point {
             held_out,
             keep_all_ns,
             least_budget_bytes: made.least_budget_bytes,
+            unavoidable_bytes: made.unavoidable_bytes,
             at_budget: (&made.at_budget).into(),
             feasible: made.at_budget.fits(),
             full_strength: (&made.at_full_strength).into(),
@@ -76,25 +79,20 @@ pub struct MethodAdvice {
     pub peak_held_out: Quality,
     /// How well throughput was.
     pub throughput_held_out: Quality,
-    /// The largest batch whose peak is within the budget; none where no batch is too large.
-    pub largest_batch: Option<u64>,
+    /// The largest batch whose peak is within the budget, but at most [`REACH`] times the largest that was recorded.
+    pub largest_batch: u64,
+    /// Whether the fits put it beyond that.
+    pub may_be_larger: bool,
     /// Samples per second with that batch.
     pub throughput_there: Option<f64>,
 }
 
+/// What was recorded says nothing of batches more times as large.
+const REACH: u64 = 2;
+
 impl MethodAdvice {
-    fn largest_recorded(&self) -> i64 {
-        self.points.iter().map(|point| point.batch).max().unwrap_or(0)
-    }
-
-    /// Whether the largest batch is far beyond what the fit has seen.
-    fn extrapolates(&self) -> bool {
-        self.largest_batch.is_some_and(|batch| batch as i64 > 2 * self.largest_recorded())
-    }
-
     fn largest_batch_told(&self) -> String {
-        let about = if self.extrapolates() { "~" } else { "" };
-        self.largest_batch.map_or_else(|| "-".to_owned(), |batch| format!("{about}{batch}"))
+        format!("{}{}", self.largest_batch, if self.may_be_larger { "+" } else { "" })
     }
 
     /// Fits `points`, whose batch sizes ascend; none where fewer than two batch sizes are not held out.
@@ -116,8 +114,13 @@ impl MethodAdvice {
             .into_iter()
             .map(|(batch, ns)| (per_second(batch, latency.latency_ns(batch)), per_second(batch, ns)))
             .collect();
-        let largest_batch = peak.largest_batch(budget_bytes);
-        let there = largest_batch.filter(|&batch| batch > 0).map(|batch| batch as f64);
+        let unavoidable: Vec<_> =
+            points.iter().map(|point| (point.batch as f64, point.unavoidable_bytes as f64)).collect();
+        let bounds = [Some(peak), PeakFit::beyond(&unavoidable)];
+        let foretold = bounds.into_iter().flatten().filter_map(|fit| fit.largest_batch(budget_bytes)).min();
+        let reach = REACH * points.last().map_or(0, |point| point.batch as u64);
+        let largest_batch = foretold.map_or(reach, |batch| batch.min(reach));
+        let there = (largest_batch > 0).then_some(largest_batch as f64);
         Some(MethodAdvice {
             method,
             exact,
@@ -128,6 +131,7 @@ impl MethodAdvice {
             peak_held_out: judge(true, peaks, &|batch| peak.peak_bytes(batch)),
             throughput_held_out: Quality::of(&throughput),
             largest_batch,
+            may_be_larger: foretold.is_none_or(|batch| batch > reach),
             throughput_there: there.map(|batch| per_second(batch, latency.latency_ns(batch))),
             points,
         })
@@ -325,23 +329,22 @@ impl Advice {
             None => writeln!(f, "no method holds the budget at a batch of {}", self.batch)?,
         }
         let fastest = self.methods.iter().find(|method| Some(method.method) == self.recommendation.fastest);
-        let Some((fastest, batch)) = fastest.and_then(|method| Some((method, method.largest_batch?))) else {
+        let Some((fastest, rate)) = fastest.and_then(|method| Some((method, method.throughput_there?))) else {
             return Ok(());
         };
-        write!(
+        writeln!(
             f,
-            "the highest throughput is that of {} at its largest batch, {batch}: {:.1} samples/s",
+            "the highest throughput is that of {} at its largest batch, {}: {rate:.1} samples/s",
             fastest.method,
-            fastest.throughput_there.unwrap_or(0.0),
+            fastest.largest_batch_told(),
         )?;
-        if self.methods.iter().any(MethodAdvice::extrapolates) {
-            let recorded = fastest.largest_recorded();
-            write!(
+        if self.methods.iter().any(|method| method.may_be_larger) {
+            writeln!(
                 f,
-                "\n~ is extrapolated: the largest batch that was recorded is {recorded}, and nobody has tried so many"
+                "+: more may fit. That is {REACH} times the largest batch that was recorded, and no fit reaches further: --batches"
             )?;
         }
-        writeln!(f)
+        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use plimsoll_runtime::{Action, ActionSet, Lineage, Plan, PlanFile, Planner, Prob
 use crate::chosen::Chosen;
 use crate::chrome::{Subject, chrome_trace};
 use crate::link::{LinkFlag, described};
-use crate::machine::Machine;
+use crate::machine::HardwareFlag;
 use crate::table::{mib, milliseconds};
 
 /// Flags.
@@ -30,6 +30,8 @@ pub struct Arguments {
     #[arg(long, value_name = "BUDGET")]
     budget: Option<Budget>,
     #[command(flatten)]
+    hardware: HardwareFlag,
+    #[command(flatten)]
     link: LinkFlag,
     /// Where to write the Chrome trace
     #[arg(long, value_name = "FILE")]
@@ -46,9 +48,10 @@ struct Found {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let trace = Trace::load(&arguments.trace)?;
+    let machine = arguments.hardware.machine()?;
+    let trace = machine.load(&arguments.trace)?;
     let lineage = Lineage::of(&trace);
-    let link = || Machine::AsRecorded.link(&arguments.link, &trace).map(SlowTiers::from);
+    let link = || machine.link(&arguments.link, &trace).map(SlowTiers::from);
     let found = match (&arguments.plan, &arguments.policy, arguments.budget) {
         (Some(path), ..) => {
             let file = read(path, &trace, &lineage).with_context(|| format!("--plan {}", path.display()))?;
@@ -91,6 +94,13 @@ fn read(path: &PathBuf, trace: &Trace, lineage: &Lineage) -> anyhow::Result<Plan
     let file = PlanFile::load(path)?;
     let (expected, found) = (trace.fingerprint(), &file.fingerprint);
     ensure!(expected == *found, "made for the trace {found}, and this one is {expected}");
+    let is_of_its_time = file.device.is_empty() || file.device == trace.device;
+    ensure!(
+        is_of_its_time,
+        "made for the times of {}, and these are those of {}: --hardware",
+        file.device,
+        trace.device
+    );
     let (windows, actions) = (lineage.windows(), file.plan.actions());
     ensure!(windows.len() == actions.len(), "{} actions for {} windows", actions.len(), windows.len());
     let illegal =

@@ -24,7 +24,7 @@ use crate::learner_log::{describe, scalars};
 use crate::link::{bandwidth, emulated};
 use crate::loops::{LoopFlags, build};
 use crate::progress;
-use crate::provenance::provenance_of;
+use crate::provenance::{Calls, provenance_of};
 use crate::served::{Served, serve};
 use crate::table::percent;
 use crate::tensorboard::RunLog;
@@ -136,8 +136,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         ("reward_gap_mean", gap),
         ("updates", pupil.updates_done() as f64),
     ];
+    let mut calls = Calls::this();
+    calls.took(started.elapsed());
     let provenance =
-        provenance_of(&config, vec![arguments.flags.device.product()], arguments.flags.seed, started, quality);
+        provenance_of(&config, vec![arguments.flags.device.product()], arguments.flags.seed, &calls, quality);
     PolicyFile { family: start.family, actions: start.actions, provenance, weights }.save(&arguments.out)?;
     println!(
         "{}: measured overhead {} before, {} after {} updates ({:+.2} ± {:.2} points): {}; rewards were measured {gap:+.3} \

@@ -1,20 +1,20 @@
 //! `plimsoll plan`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
 use plimsoll_runtime::planner::{Planner, SEARCH};
 use plimsoll_runtime::units::Budget;
-use plimsoll_runtime::{Decided, Lineage, PlanFile, Problem, Timeline, Trace};
+use plimsoll_runtime::{Decided, Lineage, PlanFile, Problem, Timeline};
 
 use crate::chosen::{ActionsFlag, Chosen, PlannerFlags};
 use crate::exact::{EXACT, Proof};
 use crate::explanation;
 use crate::highs::Highs;
 use crate::link::{LinkFlag, described};
-use crate::machine::{Machine, RecordedOn};
+use crate::machine::HardwareFlag;
 use crate::online;
 use crate::outputs::{require_outputs, write_json};
 use crate::patient::{decide_by_search, decide_exactly};
@@ -42,9 +42,8 @@ pub struct Arguments {
     budget: Budget,
     #[command(flatten)]
     allowed: ActionsFlag,
-    /// Plan with the times and the link of this machine: its profile, or the profile's name in configs/hardware/
-    #[arg(long, value_name = "FILE|NAME")]
-    hardware: Option<String>,
+    #[command(flatten)]
+    hardware: HardwareFlag,
     #[command(flatten)]
     link: LinkFlag,
     #[command(flatten)]
@@ -64,8 +63,8 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     require_outputs(&[("--out", arguments.out.as_ref()), ("--json", arguments.json.as_ref())])?;
-    let machine = arguments.hardware.as_ref().map_or(Ok(Machine::AsRecorded), |name| Machine::find(name, None))?;
-    let trace = load(&arguments, &machine)?;
+    let machine = arguments.hardware.machine()?;
+    let trace = machine.load(&arguments.trace)?;
     if arguments.online {
         return online::run(&trace, &arguments.policy, arguments.budget.resolve(trace.peak_bytes));
     }
@@ -95,6 +94,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
             workload: trace.workload.clone(),
             policy: name.to_owned(),
             budget_bytes: problem.budget_bytes,
+            device: trace.device.clone(),
             tiers: problem.tiers,
             plan: decided.planned.plan.clone(),
         };
@@ -128,12 +128,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut timeline = Timeline::new(&trace, &lineage, problem.tiers);
     explanation::print(&trace, &timeline.explain(&decided.planned.plan, problem.budget_bytes, LARGEST));
     Ok(())
-}
-
-/// The trace, with the times of `machine`.
-fn load(arguments: &Arguments, machine: &Machine) -> anyhow::Result<Trace> {
-    let folder = arguments.trace.parent().unwrap_or(Path::new(""));
-    machine.project(&Trace::load(&arguments.trace)?, &RecordedOn::of(folder))
 }
 
 /// What allocators reserve for the plan.

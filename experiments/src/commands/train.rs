@@ -19,7 +19,7 @@ use crate::interrupt::watch_for_interrupt;
 use crate::link::bandwidth;
 use crate::loops::LoopFlags;
 use crate::outputs::require_logdir;
-use crate::provenance::provenance_of;
+use crate::provenance::{Calls, provenance_of};
 
 /// Flags.
 #[derive(Args)]
@@ -28,7 +28,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Where to write the policy; FILE.traces and FILE.state, for later algorithms FILE.state-NAME, hold the traces and the
-    /// training state beside it
+    /// training state beside it, FILE.calls what has made them
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// How to learn. Of several, divided by commas, each starts from the best policy of the one before
@@ -123,6 +123,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         Stage::states(&arguments).iter().try_for_each(|state| forget(state))?;
     }
     later.iter().try_for_each(|next| forget(&next.state))?;
+    let told = beside(&arguments.out, "calls");
+    let mut calls = if arguments.resume { Calls::and_this(&told)? } else { Calls::this() };
     let material = Material::gather(&mut config, &arguments)?;
     let worlds = Worlds::of(&config, &machines, &material)?;
     let family = material.family()?;
@@ -131,23 +133,29 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         stage.learner.enter(&world).with_context(|| stage.state.display().to_string())?;
     }
     stage.learner.save(&stage.state)?;
+    calls.save(&told)?;
     if let Some(other) = from.filter(|other| *other != family) {
         eprintln!("plimsoll: warning: --from: that policy was trained on the family {other}, not {family}");
     }
     let interrupted = watch_for_interrupt()?;
-    stage.take(&worlds, &config, &interrupted)?;
+    let mut taken = stage.take(&worlds, &config, &interrupted);
     for mut next in later {
-        next.learner.start_from(&stage.best()?.weights)?;
-        stage = next;
-        stage.take(&worlds, &config, &interrupted)?;
+        if taken.is_ok() {
+            next.learner.start_from(&stage.best()?.weights)?;
+            stage = next;
+            taken = stage.take(&worlds, &config, &interrupted);
+        }
     }
+    calls.took(started.elapsed());
+    calls.save(&told)?;
+    taken?;
     let best = stage.best()?;
     let quality = [
         ("validation_return", best.validation_return),
         ("best_after_updates", best.updates_done as f64),
         ("updates", stage.learner.updates_done() as f64),
     ];
-    let provenance = provenance_of(&config, material.devices(), arguments.flags.seed, started, quality);
+    let provenance = provenance_of(&config, material.devices(), arguments.flags.seed, &calls, quality);
     stage.learner.policy_file(&family, config.evaluation.actions, provenance)?.save(&arguments.out)?;
     println!(
         "{}: {:.0} s, validation return {:+.3} (0 is the best of five heuristics)",

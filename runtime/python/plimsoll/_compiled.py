@@ -35,8 +35,9 @@ class _Layout:
         self.constants = tensors_in(_constants.get(id(graph)) or graph.constants or {})
         is_understood = len(tensors) + len(self.numbers) == len(inputs)
         is_function = _FUNCTIONS.issuperset(_OPERATORS.findall(graph.source_code))
-        # Random numbers are drawn again by the generator of that device.
-        is_of_one_device = len({inputs[index].device for index in tensors}) == 1
+        # Random numbers are drawn again by the generator of that device, also where they are drawn on another and sent there.
+        devices = {inputs[index].device for index in tensors}
+        is_of_one_device = len(devices) == 1 and {device.type for device in devices}.issuperset(graph.device_types)
         # What is generated in C++ does not say what it calls.
         if graph.fx_kwargs.get("cpp_wrapper") or _COMMUNICATION.search(graph.source_code):
             self.operator = "plimsoll::communicating_region"

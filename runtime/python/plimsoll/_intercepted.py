@@ -8,8 +8,3 @@ KEY = "Fake"
 def is_under_way():
     """Whether operators of this thread are intercepted, as within an iteration."""
     return torch._C._dispatch_tls_is_dispatch_key_included(KEY)
-
-
-def is_within_operator():
-    """Whether this thread runs one that is intercepted."""
-    return is_under_way() and torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)

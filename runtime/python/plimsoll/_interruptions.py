@@ -9,22 +9,9 @@ import functools
 import gc
 import signal
 
-import torch
-
-from . import _intercepted
-from ._regions import unseen
+from ._plimsoll import collect_aside, postpone, step_aside, step_back
 
 _signal, _getsignal = signal.signal, signal.getsignal
-
-
-def _step_aside():
-    """How this thread was before it became a bystander; 0 where it is within no operator, which is nearly always."""
-    return unseen(torch.ops.plimsoll.step_aside) if _intercepted.is_within_operator() else 0
-
-
-def _step_back(before):
-    if before:
-        unseen(torch.ops.plimsoll.step_back, before)
 
 
 class _Aside:
@@ -34,14 +21,14 @@ class _Aside:
         self.handler = handler
 
     def __call__(self, *signalled):
-        if signalled and unseen(torch.ops.plimsoll.postpone, signalled[0]):
+        if signalled and postpone(signalled[0]):
             return None
         before = 0
         try:
-            before = _step_aside()
+            before = step_aside()
             return self.handler(*signalled)
         finally:
-            _step_back(before)
+            step_back(before)
 
 
 def _own(handler):
@@ -62,21 +49,9 @@ def _getsignal_own(signalnum):
     return _own(_getsignal(signalnum))
 
 
-# There is one collection at a time.
-_before_collection = 0
-
-
-def _collect_aside(phase, _):
-    global _before_collection
-    if phase == "start":
-        _before_collection = _step_aside()
-    else:
-        _step_back(_before_collection)
-
-
-gc.callbacks.append(_collect_aside)
+gc.callbacks.append(collect_aside)
 # What is collected after the end of the program is in nobody's iteration.
-atexit.register(gc.callbacks.remove, _collect_aside)
+atexit.register(gc.callbacks.remove, collect_aside)
 signal.signal, signal.getsignal = _signal_aside, _getsignal_own
 for _number in signal.valid_signals():
     _before = _getsignal(_number)

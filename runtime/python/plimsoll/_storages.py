@@ -1,6 +1,7 @@
 """What PyTorch does with a storage past the dispatcher: operators announce it."""
 
 import functools
+import sys
 import types
 
 import torch
@@ -13,6 +14,7 @@ _get_item = torch.UntypedStorage.__getitem__
 _share_cuda = torch.UntypedStorage._share_cuda_
 _write_file = torch.UntypedStorage._write_file
 _byteswap = torch.UntypedStorage.byteswap
+_address = torch.UntypedStorage.data_ptr
 _write_record = torch._C.PyTorchFileWriter.write_record
 _to_list, _to_numpy = torch.Tensor.tolist, torch.Tensor.numpy
 _array_interface = torch.Tensor.__cuda_array_interface__
@@ -123,13 +125,13 @@ def _in_place(change):
     return announced
 
 
-def _reading_state(set_state):
-    """`set_state`, which reads the tensor that it is given."""
+def _reading_one(read):
+    """`read`, which reads the tensor that it is given by its address."""
 
-    def announced(new_state):
-        if not _intercepted.is_under_way() or not isinstance(new_state, torch.Tensor):
-            return set_state(new_state)
-        return _reading(_storage_of(new_state), lambda: set_state(new_state))
+    def announced(tensor):
+        if not _intercepted.is_under_way() or not isinstance(tensor, torch.Tensor) or not _is_plain(tensor):
+            return read(tensor)
+        return _reading(_storage_of(tensor), lambda: read(tensor))
 
     return announced
 
@@ -163,6 +165,14 @@ def _array_interface_announced(tensor):
     return _array_interface.__get__(tensor)
 
 
+@functools.wraps(_address)
+def _address_or_identity(storage):
+    # `torch.save` tells by their addresses which storages it has seen. What it runs on the way makes room, and others may get that.
+    if sys._getframe(1).f_globals is vars(torch.serialization) and _intercepted.is_under_way():
+        return storage._cdata
+    return _address(storage)
+
+
 def _told_apart_by_storage(identity):
     """`identity`, of which the last two are the address of a tensor's bytes, and their version. Here bytes move."""
 
@@ -176,12 +186,12 @@ def _told_apart_by_storage(identity):
 
 
 def _announcing(save, held):
-    """`save`, whose first argument is a module or a program: it reads the tensors that are `held` there, all at once."""
+    """`save`, a method or a function of a script: it reads the tensors that are `held` there, all at once."""
 
-    def announced(*what, **how):
+    def announced(script, *how, **named):
         if not _intercepted.is_under_way():
-            return save(*what, **how)
-        return touching(held(what[0] if what else how.get("ep")), [], lambda: save(*what, **how))
+            return save(script, *how, **named)
+        return touching(held(script), [], lambda: save(script, *how, **named))
 
     return announced
 
@@ -203,13 +213,6 @@ def _held_by_script(module):
     return held
 
 
-def _held_by_exported(program):
-    if not isinstance(program, torch.export.ExportedProgram):
-        return []
-    examples = torch.utils._pytree.tree_leaves(program.example_inputs)
-    return tensors_in([*program.state_dict.values(), *program.constants.values(), *examples])
-
-
 def _redefine(function, change):
     """Makes a function of Python's what `change` makes of it, for those, too, who have taken it out of its module already."""
     before = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
@@ -220,6 +223,10 @@ def _redefine(function, change):
         return _plimsoll(*given, **named)
 
     function.__code__, function.__defaults__, function.__kwdefaults__ = call.__code__, None, {"_plimsoll": change(before)}
+
+
+def _prepare_exported(module):
+    _redefine(module._get_raw_tensor_bytes, _reading_one)
 
 
 def _prepare_safetensors(module):
@@ -246,6 +253,7 @@ _redefine(torch.UntypedStorage.clone, _counted)
 torch.UntypedStorage.__getitem__ = _get_item_announced
 torch.UntypedStorage._share_cuda_ = _share_cuda_announced
 torch.UntypedStorage.byteswap = _byteswap_announced
+torch.UntypedStorage.data_ptr = _address_or_identity
 torch.UntypedStorage._write_file = _write_file_announced
 torch._C.PyTorchFileWriter.write_record = _write_record_announced
 # Dynamo asks methods of tensors for it.
@@ -254,7 +262,7 @@ torch.Tensor.tolist = _to_list_announced
 torch.Tensor.apply_ = _in_place(torch.Tensor.apply_)
 torch.Tensor.map_ = _in_place(torch.Tensor.map_)
 torch.Tensor.map2_ = _in_place(torch.Tensor.map2_)
-_redefine(torch.random.set_rng_state, _reading_state)
+_redefine(torch.random.set_rng_state, lambda set_state: lambda new_state: _reading_one(set_state)(new_state))
 torch.Tensor.numpy = _to_numpy_announced
 torch._C._to_dlpack = torch.utils.dlpack.to_dlpack = torch.to_dlpack = _lending(torch._C._to_dlpack)
 torch._C._to_dlpack_versioned = _lending(torch._C._to_dlpack_versioned)
@@ -266,5 +274,6 @@ for _kind in (torch.jit.ScriptModule, torch.jit.RecursiveScriptModule):
         setattr(_kind, _name, _announcing(getattr(_kind, _name), _held_by_script))
 _function.save = _announcing(_function.save, _constants_of)
 _function.save_to_buffer = _announcing(_function.save_to_buffer, _constants_of)
-_redefine(torch.export.save, lambda save: _announcing(save, _held_by_exported))
+_redefine(torch.jit.save_jit_module_to_flatbuffer, lambda save: _announcing(save, _held_by_script))
+when_loaded("torch.export.pt2_archive._package", _prepare_exported)
 when_loaded("safetensors.torch", _prepare_safetensors)

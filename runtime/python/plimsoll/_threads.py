@@ -16,10 +16,11 @@ def _start_standing_by(thread):
     run, is_its_own = thread.run, "run" in vars(thread)
 
     def give_back_run():
-        # What stands there now would keep its thread alive.
-        del thread.run
-        if is_its_own:
-            thread.run = run
+        # What stands there now would keep its thread alive. Where the start is interrupted, two may come to this.
+        if vars(thread).get("run") is stand_by_and_run:
+            del thread.run
+            if is_its_own:
+                thread.run = run
 
     def stand_by_and_run():
         give_back_run()

@@ -2,6 +2,7 @@
 //! `plimsoll/__init__.pyi`.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::torch::device::DeviceName;
@@ -12,6 +13,9 @@ use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use send_wrapper::SendWrapper;
+
+/// Longer names are no file's, together with what else stands there.
+const FAMILY_BYTES_MAX: usize = 128;
 
 /// Bytes, or a text such as `512MiB`.
 fn bytes_of(amount: &Bound<'_, PyAny>) -> PyResult<u64> {
@@ -140,7 +144,7 @@ impl Runtime {
 
     #[doc = include_str!(concat!(env!("OUT_DIR"), "/Runtime.save_traces"))]
     fn save_traces(&self, folder: PathBuf, family: &str) -> PyResult<Vec<PathBuf>> {
-        if family.is_empty() || family.contains('/') {
+        if family.is_empty() || family.contains(['/', '\0']) || family.len() > FAMILY_BYTES_MAX {
             return Err(value_error(format!("{family:?} is no family: files are named after it")));
         }
         detached(|| {
@@ -250,9 +254,39 @@ fn note_stream() -> PyResult<()> {
     torch::note_stream().map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
+/// What this thread runs next is no part of the operator that it is within: see `plimsoll/_interruptions.py`.
+#[pyfunction]
+fn step_aside() -> i64 {
+    torch::step_aside()
+}
+
+/// This thread is how it was before.
+#[pyfunction]
+fn step_back(before: i64) {
+    torch::step_back(before);
+}
+
+/// Whether the handler of that signal comes later.
+#[pyfunction]
+fn postpone(signal: i32) -> bool {
+    torch::postpone(signal)
+}
+
+/// One of `gc.callbacks`. It is none of Python's own functions: at the beginning of such a one handlers of signals run, and what they
+/// raise there is lost.
+#[pyfunction]
+fn collect_aside(phase: &str, _found: &Bound<'_, PyDict>) {
+    // There is one collection at a time.
+    static BEFORE: AtomicI64 = AtomicI64::new(0);
+    match phase {
+        "start" => BEFORE.store(torch::step_aside(), Ordering::Relaxed),
+        _ => torch::step_back(BEFORE.swap(0, Ordering::Relaxed)),
+    }
+}
+
 /// What `plimsoll/__init__.py` gives to Python.
 #[pymodule]
 mod _plimsoll {
     #[pymodule_export]
-    use super::{Guard, Loop, Runtime, note_stream, stand_by};
+    use super::{Guard, Loop, Runtime, collect_aside, note_stream, postpone, stand_by, step_aside, step_back};
 }

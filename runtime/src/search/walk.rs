@@ -171,10 +171,11 @@ impl<'a> Walk<'a> {
         self.curve.push(self.progress());
         if !self.useful.is_empty() {
             for start in self.starts_at {
-                if self.limits.is_past(self.started) {
-                    break;
+                self.plan.clone_from(start);
+                self.stand();
+                if !self.prediction.fits() && !self.limits.is_past(self.started) {
+                    self.resweep_by_price(0.0);
                 }
-                self.start_from(start);
             }
             if self.starts.is_empty() && !self.prediction.fits() {
                 self.resweep_by_price(0.0);
@@ -199,14 +200,6 @@ impl<'a> Walk<'a> {
     /// The plans that it starts from, where there are several: what they do in some stretch is worth a try.
     fn donors(&self) -> &'a [Plan] {
         if self.starts.len() > 1 { self.starts } else { &[] }
-    }
-
-    fn start_from(&mut self, start: &Plan) {
-        self.plan.clone_from(start);
-        self.stand();
-        if !self.prediction.fits() {
-            self.resweep_by_price(0.0);
-        }
     }
 
     /// Makes the plan at hand the judge's base, and takes it down if it is the best.

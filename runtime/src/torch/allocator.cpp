@@ -24,7 +24,8 @@ namespace {
 struct Header {
   uint64_t bytes;  // 0 where not counted
   std::atomic<uint32_t> owner;
-  uint32_t lead_bytes;  // between the start of the memory and the header
+  uint32_t lead_bytes : 7;  // between the start of the memory and the header
+  uint32_t mark : 25;       // says that it is one
 };
 static_assert(sizeof(Header) == 16);
 
@@ -87,6 +88,9 @@ uint64_t take_room_or_throw(uint64_t bytes) {
 
 Header* header_of(void* bytes) { return static_cast<Header*>(bytes) - 1; }
 
+// Another one for each place, and never 0, as what stands before a block of glibc's own is.
+uint32_t mark_at(uintptr_t header) { return static_cast<uint32_t>(header * 0x9e3779b97f4a7c15 >> 40) | 1 << 24; }
+
 // Memory for a header and so many bytes behind it; null where the system has none. Aligned by hand: glibc keeps small
 // blocks at hand for `malloc`, but searches and splits for every `aligned_alloc`.
 Header* header_before(size_t bytes, uint64_t counted) {
@@ -96,14 +100,24 @@ Header* header_before(size_t bytes, uint64_t counted) {
   if (!memory) return nullptr;
   auto start = reinterpret_cast<uintptr_t>(memory);
   uintptr_t header = (start / kAlignment + 1) * kAlignment - sizeof(Header);
-  return new (reinterpret_cast<void*>(header)) Header{counted, {0}, static_cast<uint32_t>(header - start)};
+  return new (reinterpret_cast<void*>(header)) Header{counted, {0}, static_cast<uint32_t>(header - start), mark_at(header)};
 }
 
+// As libtorch's own allocator does: a profiler of this thread's may want to know.
+void tell_profiler(void* bytes, int64_t more) {
+  if (C10_LIKELY(!c10::memoryProfilingEnabled() || more == 0)) return;
+  c10::reportMemoryUsageToProfiler(bytes, more, live.load(std::memory_order_relaxed), 0, c10::Device(c10::kCPU));
+}
+
+// Libraries that take memory without a deleter, as oneDNN does, ask for one when they free it: it may be from before this was registered.
 void free_bytes(void* bytes) {
   if (!bytes) return;
   Header* header = header_of(bytes);
+  if (C10_UNLIKELY(header->mark != mark_at(reinterpret_cast<uintptr_t>(header))))
+    return c10::GetDefaultCPUAllocator()->raw_deleter()(bytes);
   uint32_t owner = header->owner.load(std::memory_order_relaxed);
   uncount(header->bytes, owner);
+  tell_profiler(bytes, -static_cast<int64_t>(header->bytes));
   std::free(reinterpret_cast<char*>(header) - header->lead_bytes);
   if (owner) report_free(owner);
 }
@@ -118,6 +132,7 @@ struct CountingAllocator final : c10::Allocator {
     if (!header) uncount(counted);
     TORCH_CHECK_WITH(OutOfMemoryError, header, "the system has no ", bytes, " bytes left");
     void* data = header + 1;
+    tell_profiler(data, static_cast<int64_t>(counted));
     return {data, data, &free_bytes, c10::Device(c10::kCPU)};
   }
   at::DeleterFnPtr raw_deleter() const override { return &free_bytes; }

@@ -45,6 +45,8 @@ pub(crate) struct Version {
     /// Bytes and rebuild time of dropped storages that are made from it directly.
     pub(crate) dropped_children_bytes: u64,
     pub(crate) dropped_children_ns: u64,
+    /// What it was expected to take to make it again, where its bytes were dropped because bytes ran out.
+    pub(crate) expected_ns: u64,
     /// One for being dropped, and one for every anchored maker that reads it.
     anchors: u32,
     hold: Hold,
@@ -182,6 +184,7 @@ impl<R> Ancestry<R> {
             expected: 0,
             dropped_children_bytes: 0,
             dropped_children_ns: 0,
+            expected_ns: 0,
             anchors: 0,
             hold: Hold::No,
             readers: 0,

@@ -32,6 +32,11 @@ void set_not_intercepted(bool on) {
 
 // Whose operator a thread was within that has stepped aside.
 enum Within : int64_t { None, AnIterations, ABystanders };
+// That, and how often it held what draws() gives.
+constexpr int64_t kWithin = 4;
+
+std::mutex* drawing = new std::mutex();  // another one in a process that was forked
+thread_local int64_t drawing_here = 0;   // how often this thread holds it
 
 // What Python has for this, in a process that is one of Python's.
 struct Python {
@@ -81,13 +86,19 @@ int64_t step_aside() {
   int64_t before = is_bystander() ? ABystanders : AnIterations;
   c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, true);
   set_not_intercepted(false);
-  return before;
+  int64_t held = std::exchange(drawing_here, 0);
+  if (held > 0) drawing->unlock();
+  return before + kWithin * held;
 }
 
 void step_back(int64_t before) {
   if (before == None) return;
+  if (int64_t held = before / kWithin; held > 0) {
+    draws().release();
+    drawing_here = held;
+  }
   set_not_intercepted(true);
-  c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before == ABystanders);
+  c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before % kWithin == ABystanders);
 }
 
 Rerunning::Rerunning(bool by_python) : by_python_(by_python && python().collects()) {
@@ -106,9 +117,9 @@ Rerunning::~Rerunning() {
   for (int signal : std::exchange(postponed, {})) python().interrupt(signal);
 }
 
-bool postpone(int64_t signal) {
+bool postpone(int signal) {
   if (!rerunning || !python().interrupt) return false;
-  postponed.push_back(static_cast<int>(signal));
+  postponed.push_back(signal);
   return true;
 }
 
@@ -126,6 +137,9 @@ void forget_bystanders() {
   is_listening = false;
   unheard = 0;
   entries().forget_borrowed();
+  // It may be held by a thread that is not there.
+  drawing = new std::mutex();
+  if (drawing_here > 0) drawing->lock();
 }
 
 bool Unheard::begin() {
@@ -150,14 +164,21 @@ void hold_python_up(void* state) {
   if (state) python().take(state);
 }
 
-Draws draws() {
-  static auto* mutex = new std::recursive_mutex();
-  Draws lock(*mutex, std::try_to_lock);
-  if (!lock) {
+void DrawsMutex::lock() {
+  if (drawing_here == 0 && !drawing->try_lock()) {
     WithoutPython others_go_on;
-    lock.lock();
+    drawing->lock();
   }
-  return lock;
+  ++drawing_here;
+}
+
+void DrawsMutex::unlock() {
+  if (--drawing_here == 0) drawing->unlock();
+}
+
+Draws draws() {
+  static DrawsMutex mutex;
+  return Draws(mutex);
 }
 
 }  // namespace plimsoll

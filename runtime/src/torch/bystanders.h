@@ -17,8 +17,8 @@ inline bool is_bystander() { return c10::impl::tls_local_dispatch_key_set().excl
 
 // This thread is one from now on, unless it is the one that is intercepted.
 void stand_by();
-// This thread goes on with something that is no part of the operator that it is within, as a bystander. How it was before, for
-// step_back(); 0 where it is within none, and nothing changes.
+// This thread goes on with something that is no part of the operator that it is within, as a bystander. Meanwhile others may draw
+// random numbers. How it was before, for step_back(); 0 where it is within none, and nothing changes.
 int64_t step_aside();
 void step_back(int64_t before);
 // Switches interception of this thread on or off. When it comes on, whatever bystanders have begun unheard is over.
@@ -60,8 +60,13 @@ class WithoutPython {
 };
 
 // Held while an operator draws random numbers, and while one that did runs again, for which the generator is set back: another
-// thread's would draw others. A thread that has stepped aside may hold it already.
-using Draws = std::unique_lock<std::recursive_mutex>;
+// thread's would draw others.
+class DrawsMutex {
+ public:
+  void lock();
+  void unlock();
+};
+using Draws = std::unique_lock<DrawsMutex>;
 Draws draws();
 
 // While there is one, this thread runs an operator again: it holds what bystanders wait for, so what interrupts it cannot be one. A signal
@@ -77,6 +82,6 @@ class Rerunning {
   bool by_python_;
 };
 // Whether the handler of that signal comes later.
-bool postpone(int64_t signal);
+bool postpone(int signal);
 
 }  // namespace plimsoll

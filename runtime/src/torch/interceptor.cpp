@@ -185,6 +185,16 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
 }
 
+// A copy that is made when somebody writes would take the bytes of what it is a copy of into its keeping, where nothing can evict them
+// or tell whose they are: it is made now. It lies in its storage as that does.
+void clone_at_once(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (is_taken_over(keys & kBelowInterceptor) || !is_in_use()) return intercept(handle, keys, stack);
+  at::Tensor source = torch::jit::pop(*stack).toTensor();
+  auto elements = static_cast<int64_t>(source.storage().nbytes() / source.element_size());
+  at::Tensor all = source.as_strided({elements}, {1}, 0).clone();
+  torch::jit::push(*stack, all.as_strided(source.sizes(), source.strides(), source.storage_offset()));
+}
+
 class InterceptedAgain {
  public:
   InterceptedAgain() { c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, false); }
@@ -287,6 +297,7 @@ void install_interceptor(const PlimsollCallbacks& given) {
   callbacks = given;
   static torch::Library library(torch::Library::IMPL, "aten", kInterceptorKey, __FILE__, __LINE__);
   register_unboxed(library);
+  library.impl("_lazy_clone", torch::CppFunction::makeFromBoxedFunction<&clone_at_once>());
 }
 
 }  // namespace plimsoll

@@ -92,12 +92,14 @@ HeldStorages held_by(const c10::IValue& object) {
 }  // namespace
 
 void keep_held(const c10::IValue& argument) {
-  if (!torch::isCustomClass(argument)) return;
-  for (const auto& one : held_by(argument)) {
-    auto storage = one.lock();
-    // What nobody has seen is nobody else's.
-    if (storage && entries().find(storage.get())) keep(at::Storage(std::move(storage)));
-  }
+  for_each_leaf(argument, [](const c10::IValue& value) {
+    if (!torch::isCustomClass(value)) return;
+    for (const auto& one : held_by(value)) {
+      auto storage = one.lock();
+      // What nobody has seen is nobody else's.
+      if (storage && entries().find(storage.get())) keep(at::Storage(std::move(storage)));
+    }
+  });
 }
 
 void forget_objects() {

@@ -21,7 +21,7 @@ const Names kShapeOnly = {"empty_like", "zeros_like",  "ones_like", "full_like",
                           "new_empty",  "new_zeros",   "new_ones",  "new_full",  "new_empty_strided"};
 // They replace what their first argument holds without reading it.
 const Names kOverwriting = {"bernoulli_", "fill_", "zero_", "normal_", "uniform_", "copy_", "random_", "exponential_"};
-const Names kResizing = {"resize_", "resize_as_", "set_", "_resize_output_"};
+const Names kResizing = {"resize_", "resize_as_", "set_", "_resize_output_", "resize_storage_bytes_"};
 // They write running statistics, whether the schema says so or not.
 const Names kBatchNorm = {"native_batch_norm",       "cudnn_batch_norm",         "miopen_batch_norm",
                           "_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats",
@@ -32,11 +32,14 @@ const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn
                                                                         {"_cudnn_rnn", "dropout_state"},
                                                                         {"_cudnn_rnn_backward", "reserve"},
                                                                         {"_saturate_weight_to_fp16", "weight"},
+                                                                        {"resize_storage_bytes_", "variable"},
                                                                         {"region", "written"},
                                                                         {"region_once", "written"},
                                                                         {"touch", "written"}};
 // They return what their input, a quantized tensor, goes by itself.
 const Names kOfQuantizer = {"q_per_channel_scales", "q_per_channel_zero_points"};
+// They call others by what they find in their arguments.
+const Names kLikeComposites = {"accumulate_grad_"};
 // They cannot be told what a rerun would have to be, or are for what happens around them.
 const Names kOnce = {"record_stream", "region_once", "touch"};
 
@@ -74,6 +77,13 @@ Argument::Kind kind_of(const c10::TypePtr& declared) {
   }
 }
 
+// Whether an argument is, or has elements that are, objects of C++ classes.
+bool has_objects(const c10::TypePtr& declared) {
+  auto type = without_optional(declared);
+  if (type->kind() == c10::TypeKind::ListType) type = without_optional(type->expect<c10::ListType>()->getElementType());
+  return type->kind() == c10::TypeKind::ClassType;
+}
+
 bool is_list(const c10::TypePtr& type) {
   if (type->kind() != c10::TypeKind::ListType) return false;
   auto element = type->expect<c10::ListType>()->getElementType()->kind();
@@ -106,7 +116,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   // It goes on when the operator has returned.
   if (communicates) locks = "may be on its way to other processes, or from them";
   if (kOfQuantizer.count(bare)) locks = "a part of a quantized tensor";
-  if (bare == "replaced") locks = "changes its size";
+  if (bare == "replaced" || bare == "resize_storage_bytes_") locks = "changes its size";
   is_region = space == "plimsoll" && bare == "region";
   // It was said of the block that it has now.
   if (bare == "record_stream") locks = "another stream may use it yet when it is let go of";
@@ -131,7 +141,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     opaque |= argument.kind == Argument::Opaque;
     takes_storage |= argument.kind == Argument::Storage;
     // Those of processes that communicate hold none.
-    takes_objects |= without_optional(declared.type())->kind() == c10::TypeKind::ClassType && !communicates;
+    takes_objects |= has_objects(declared.type()) && !communicates;
     writes |= argument.is_written;
     if (argument.is_written && declared.kwarg_only()) outs.push_back(index);
     if (is_batch_norm && (declared.name() == "training" || declared.name() == "train")) training_argument = static_cast<int>(index);
@@ -153,7 +163,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   bool is_composite = !runs_as_one(overload) && !has_kernel &&
                       handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   is_view = is_alias && !writes && !is_composite;
-  is_transparent = is_composite || is_view;
+  is_transparent = is_composite || is_view || kLikeComposites.count(bare) > 0;
   keeps_addresses = is_transparent && plimsoll::keeps_addresses(overload);
   is_random = handle.hasTag(at::Tag::nondeterministic_seeded);
 

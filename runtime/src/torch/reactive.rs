@@ -1,8 +1,8 @@
 //! Makes room when bytes run out: evicts idle storages, one decision after another, until the allocation fits.
 //!
 //! The decisions are those of a policy on a [`Pressure`], as in a planner's sweep. What a sweep reads from a trace is
-//! estimated here: a storage idle for so long is expected to stay idle for as long again (Lindy's rule), and copies
-//! hide behind nothing.
+//! estimated here: a storage idle for so long is expected to stay idle for as long again (Lindy's rule), copies hide
+//! behind nothing, and reruns take longer than what is dropped by now says, by as much as they have lately.
 
 use super::ancestry::VersionId;
 use super::residency::{Fault, Live, Place, Residency, Restoring};
@@ -51,6 +51,38 @@ struct RebuildCost {
     is_distant: bool,
 }
 
+/// How rebuilds went, beside what was expected of them when storages were dropped. That knew what was dropped by then, not what would be
+/// dropped later and have to be made again, too.
+#[derive(Clone, Copy, Debug, Default)]
+struct Experience {
+    expected_ns: f64,
+    taken_ns: f64,
+}
+
+impl Experience {
+    /// How much of what was known before counts beside a further rebuild.
+    const LASTS: f64 = 1.0 - 1.0 / 64.0;
+    /// How much of it still counts in the next iteration: where nothing is dropped any more, nothing is learned.
+    const NEXT: f64 = 0.9;
+    /// What was as expected, to begin with.
+    const FIRST_NS: f64 = 1e5;
+
+    fn learn(&mut self, expected_ns: u64, taken_ns: u64) {
+        self.expected_ns = Self::LASTS * self.expected_ns + expected_ns as f64;
+        self.taken_ns = Self::LASTS * self.taken_ns + taken_ns as f64;
+    }
+
+    fn fade(&mut self) {
+        self.taken_ns = self.expected_ns + Self::NEXT * (self.taken_ns - self.expected_ns);
+    }
+
+    /// What so much is worth.
+    fn corrected(&self, expected_ns: u64) -> u64 {
+        let factor = (self.taken_ns + Self::FIRST_NS) / (self.expected_ns + Self::FIRST_NS);
+        (factor.max(1.0) * expected_ns as f64) as u64
+    }
+}
+
 /// Who decides under pressure, and what the decisions go by.
 pub(crate) struct Reactive {
     pub(crate) policy: Box<dyn Policy + Send>,
@@ -68,6 +100,9 @@ pub(crate) struct Reactive {
     pub(crate) least_bytes: u64,
     /// The place in the table at which the next decision begins to look for candidates.
     pub(super) next_look: usize,
+    /// What all reruns have taken so far.
+    pub(super) rerun_ns: u64,
+    experience: Experience,
     entries: Vec<Entry>,
     candidates: Vec<Candidate>,
     features: Vec<f32>,
@@ -86,11 +121,19 @@ impl Reactive {
             started_ns: 0,
             least_bytes: 0,
             next_look: 0,
+            rerun_ns: 0,
+            experience: Experience::default(),
             entries: Vec::new(),
             candidates: Vec::new(),
             features: Vec::new(),
             describer: Describer::default(),
         }
+    }
+
+    /// An iteration begins.
+    pub(super) fn begin(&mut self, now_ns: u64) {
+        (self.started_ns, self.next_look) = (now_ns, 0);
+        self.experience.fade();
     }
 }
 
@@ -271,12 +314,26 @@ impl Residency {
     }
 
     fn evict_by_drop(&mut self, entry: Entry) -> Result<(), Fault> {
+        let version = self.version_of(entry)?;
+        let expected_ns = self.rebuild_cost(version).total_ns;
         match self.drop_bytes(entry) {
-            Ok(()) => self.report.reactive_evictions += 1,
+            Ok(()) => {
+                self.report.reactive_evictions += 1;
+                self.ancestry.version_mut(version).expected_ns = expected_ns;
+            }
             Err(_) if self.can_drop(entry) => self.lock(entry, "it could not be dropped"),
             Err(_) => {}
         }
         Ok(())
+    }
+
+    /// A version that was dropped because bytes ran out has been made again, or is gone.
+    pub(crate) fn learn(&mut self, version: VersionId, rerun_before_ns: u64) {
+        let seen = self.ancestry.version_mut(version);
+        let expected_ns = std::mem::take(&mut seen.expected_ns);
+        if expected_ns > 0 && seen.is_current {
+            self.reactive.experience.learn(expected_ns, self.reactive.rerun_ns - rerun_before_ns);
+        }
     }
 
     fn lock(&mut self, entry: Entry, why: &'static str) {
@@ -393,7 +450,7 @@ impl Residency {
             swap_exposed_ns: transfer_ns,
             contention_ns,
             own_recompute_ns: maker.map_or(0, |maker| self.ancestry.maker(maker).cost_ns),
-            recompute_ns: rebuild.map_or(0, |rebuild| rebuild.total_ns),
+            recompute_ns: rebuild.map_or(0, |rebuild| self.reactive.experience.corrected(rebuild.total_ns)),
             dropped_children_bytes: children.map_or(0, |version| version.dropped_children_bytes),
             dropped_children_ns: children.map_or(0, |version| version.dropped_children_ns),
             used_again: true,

@@ -84,10 +84,6 @@ TORCH_LIBRARY_FRAGMENT(plimsoll, library) {
   library.def("enter_read(Storage storage, str operator) -> ()");
   library.def("leave_region(Tensor[] results) -> ()");
   library.def("region_depth() -> int");
-  // See bystanders.h.
-  library.def("step_aside() -> int");
-  library.def("step_back(int before) -> ()");
-  library.def("postpone(int signal) -> bool");
   library.def("fail_regions(int depth) -> ()");
 }
 
@@ -96,9 +92,6 @@ void implement(torch::Library& library) {
   library.impl("enter_read", torch::CppFunction::makeFromBoxedFunction<&enter>());
   library.impl("leave_region", torch::CppFunction::makeFromBoxedFunction<&leave>());
   library.impl("region_depth", &depth);
-  library.impl("step_aside", &step_aside);
-  library.impl("step_back", &step_back);
-  library.impl("postpone", &postpone);
   library.impl("fail_regions", &fail_to);
 }
 

@@ -341,7 +341,7 @@ impl Residency {
     pub(crate) fn begin(&mut self) {
         self.part = self.part.wrapping_add(1);
         self.report = IterationReport::default();
-        (self.reactive.started_ns, self.reactive.next_look) = (self.now_ns(), 0);
+        self.reactive.begin(self.now_ns());
         self.lock_lent();
     }
 

@@ -294,6 +294,22 @@ pub fn stand_by() {
     shim::stand_by();
 }
 
+/// What this thread does next is no part of the operator that it is within, as what a handler of a signal of Python's does: it is a
+/// bystander's until [`step_back`] is given the result. That is 0 where it is within none, and nothing changes.
+pub fn step_aside() -> i64 {
+    shim::step_aside()
+}
+
+/// This thread is how it was `before`.
+pub fn step_back(before: i64) {
+    shim::step_back(before);
+}
+
+/// Whether the handler of that signal of Python's comes later: this thread runs an operator again, of which the program knows nothing.
+pub fn postpone(signal: i32) -> bool {
+    shim::postpone(signal)
+}
+
 /// The stream of a GPU that this thread uses now is one that bytes must not leave or come back beside, though what it is given is
 /// outside of iterations, where nobody listens.
 ///

@@ -114,6 +114,12 @@ uint64_t plimsoll_recorded(void) noexcept;
 void plimsoll_intercept(int32_t on) noexcept;
 // This thread, and the autograd threads that work for it, are bystanders from now on, while it is not intercepted.
 void plimsoll_stand_by(void) noexcept;
+// This thread goes on with something that is no part of the operator that it is within, as a bystander. How it was before, for
+// plimsoll_step_back(); 0 where it is within none, and nothing changes.
+int64_t plimsoll_step_aside(void) noexcept;
+void plimsoll_step_back(int64_t before) noexcept;
+// Whether the handler of that signal of Python's comes later, for this thread runs an operator again.
+int32_t plimsoll_postpone(int32_t signal) noexcept;
 // After a fork, in the child, which has no other threads.
 void plimsoll_forget_bystanders(void) noexcept;
 // Lets Python's other threads go on, if this one holds them up, until plimsoll_with_python() is given the result.

@@ -250,6 +250,9 @@ unsafe extern "C" {
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
     fn plimsoll_stand_by();
+    fn plimsoll_step_aside() -> i64;
+    fn plimsoll_step_back(before: i64);
+    fn plimsoll_postpone(signal: i32) -> i32;
     fn plimsoll_forget_bystanders();
     fn plimsoll_without_python() -> *mut c_void;
     fn plimsoll_with_python(state: *mut c_void);
@@ -436,6 +439,23 @@ pub(crate) fn intercept(on: bool) {
 pub(crate) fn stand_by() {
     // SAFETY: sets flags of this thread.
     unsafe { plimsoll_stand_by() }
+}
+
+/// This thread is a bystander until [`step_back`] is given the result.
+pub(crate) fn step_aside() -> i64 {
+    // SAFETY: it looks at this thread alone.
+    unsafe { plimsoll_step_aside() }
+}
+
+pub(crate) fn step_back(before: i64) {
+    // SAFETY: as above.
+    unsafe { plimsoll_step_back(before) }
+}
+
+/// Whether the handler of a signal comes later.
+pub(crate) fn postpone(signal: i32) -> bool {
+    // SAFETY: as above.
+    unsafe { plimsoll_postpone(signal) != 0 }
 }
 
 /// Does what may wait for other threads while Python's go on.

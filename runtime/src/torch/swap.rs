@@ -119,10 +119,13 @@ impl Residency {
         if let Some(Live { place: Place::Offloading(ticket), .. }) = self.get(entry) {
             let ticket = ticket.clone();
             if let Err(error) = self.wait(&ticket) {
-                shim::unpark(entry)?;
+                self.refuse_swaps();
+                if let Err(gone) = shim::unpark(entry) {
+                    // Another thread has let go of it just now.
+                    return if self.has_died(entry)? { Ok(()) } else { Err(gone.into()) };
+                }
                 self.put(entry, Place::Resident)?;
                 self.free_copy(entry);
-                self.refuse_swaps();
                 return Err(error.into());
             }
             self.events.copy_ended(Channel::Offload, entry);

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstring>
+#include <new>
 
 #ifdef __SSE__
 #include <xmmintrin.h>
@@ -26,12 +27,16 @@ struct First {
 struct Precisions {
   friend constexpr auto member(Precisions);
 };
+struct HasChanged {
+  friend constexpr auto member(HasChanged);
+};
 template <class Name, auto kMember>
 struct IsMember {
   friend constexpr auto member(Name) { return kMember; }
 };
 template struct IsMember<First, &at::Context::enabled_cudnn>;
 template struct IsMember<Precisions, &at::Context::fp32_precision>;
+template struct IsMember<HasChanged, &at::NoTF32Guard::changed>;
 
 auto& precisions() { return at::globalContext().*member(Precisions()); }
 
@@ -55,8 +60,21 @@ uint32_t floating_point() {
 
 void set_floating_point([[maybe_unused]] uint32_t wanted) {
 #ifdef __SSE__
+  // Threads that kernels share their work with are made when they are first needed, and keep for good what is set then.
+  at::parallel_for(0, at::get_num_threads(), 1, [](int64_t, int64_t) {});
   _mm_setcsr((_mm_getcsr() & ~kChangesResults) | wanted);
 #endif
+}
+
+// Formulas of libtorch's for backward passes do without TF32: a guard says so, to its thread, for as long as it lives.
+void set_without_tf32(bool without) {
+  if (without) {
+    alignas(at::NoTF32Guard) char outlasts[sizeof(at::NoTF32Guard)];
+    new (outlasts) at::NoTF32Guard();
+  } else {
+    at::NoTF32Guard ends;
+    ends.*member(HasChanged()) = true;
+  }
 }
 
 // Where an operator that is not cast for itself calls others, these are: by the device of what they compute with.
@@ -89,6 +107,7 @@ struct Switches {
   // To which type, by device; undefined where nothing is cast.
   Types autocast{c10::ScalarType::Undefined, c10::ScalarType::Undefined};
   uint32_t floating_point = 0;
+  bool without_tf32 = false;
   int threads = 0;
 
   static Switches now() {
@@ -101,6 +120,7 @@ struct Switches {
       if (C10_UNLIKELY(!c10::impl::tls_is_dispatch_key_excluded(kAutocasts[index].key)))
         now.autocast[index] = at::autocast::get_autocast_dtype(kAutocasts[index].device);
     now.floating_point = plimsoll::floating_point();
+    now.without_tf32 = at::NoTF32Guard::should_disable_tf32();
     now.threads = at::get_num_threads();
     return now;
   }
@@ -116,13 +136,15 @@ struct Switches {
       c10::impl::tls_set_dispatch_key_excluded(kAutocasts[index].key, !is_cast);
       if (is_cast) at::autocast::set_autocast_dtype(kAutocasts[index].device, autocast[index]);
     }
-    set_floating_point(floating_point);
+    if (floating_point != before.floating_point) set_floating_point(floating_point);
+    if (without_tf32 != before.without_tf32) set_without_tf32(without_tf32);
     if (threads != before.threads) at::set_num_threads(threads);
   }
 
   bool operator==(const Switches& other) const {
     return context == other.context && precision == other.precision && default_type == other.default_type &&
-           autocast == other.autocast && floating_point == other.floating_point && threads == other.threads;
+           autocast == other.autocast && floating_point == other.floating_point && without_tf32 == other.without_tf32 &&
+           threads == other.threads;
   }
 };
 

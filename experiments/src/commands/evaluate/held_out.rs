@@ -22,7 +22,7 @@ use crate::highs::Highs;
 use crate::link::bandwidth;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
-use crate::members;
+use crate::members::{self, Recorded};
 use crate::outputs::write_json;
 use crate::progress;
 use crate::provenance::{command_line, commit};
@@ -176,7 +176,10 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
         reference_time: Duration::try_from_secs_f64(flags.reference_seconds).context("--reference-seconds")?,
         known: known(&flags.known, &flags.hardware, copies)?,
     };
-    let traces = traces(&mut request, &machine, flags)?;
+    let recorded = recorded(&mut request, flags)?;
+    let as_recorded = recorded.traces.iter().filter(|trace| machine.leaves_times(trace)).count();
+    let project = |trace: &Arc<Trace>| Ok(Arc::new(machine.project(trace, &recorded.recorded_on)?));
+    let traces = recorded.traces.iter().map(project).collect::<anyhow::Result<Vec<_>>>()?;
     let threads = rayon::ThreadPoolBuilder::new().num_threads(flags.threads.unwrap_or(0)).build()?;
     let (points, skipped) = threads.install(|| compare(&contest, &traces, &machine, flags))?;
     if points.is_empty() {
@@ -205,7 +208,12 @@ pub fn run(mut request: Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<()>
     if flags.sign {
         sign(request.policy, &contestants[0], &summary)?;
     }
-    println!("{} traces with the times of {}, {} points; {skipped}", traces.len(), flags.hardware, points.len());
+    println!(
+        "{} traces ({as_recorded} of them with the times that were recorded) on {}, {} points; {skipped}",
+        traces.len(),
+        flags.hardware,
+        points.len()
+    );
     print(&summary, &points);
     Ok(())
 }
@@ -263,8 +271,8 @@ fn known(reports: &[PathBuf], hardware: &str, copies: Link) -> anyhow::Result<Kn
     Ok(Known::of(&points))
 }
 
-/// The traces to compare on, with the times of the machine that the flags name.
-fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) -> anyhow::Result<Vec<Arc<Trace>>> {
+/// The traces to compare on.
+fn recorded(request: &mut Request<'_>, flags: &HeldOutFlags) -> anyhow::Result<Recorded> {
     let mut recorded = match &flags.traces {
         Some(folder) => members::load_all(folder)?,
         None => {
@@ -282,7 +290,7 @@ fn traces(request: &mut Request<'_>, machine: &Machine, flags: &HeldOutFlags) ->
     if !flags.only.is_empty() {
         recorded.traces.retain(|trace| flags.only.contains(&trace.workload));
     }
-    recorded.traces.iter().map(|trace| Ok(Arc::new(machine.project(trace, &recorded.recorded_on)?))).collect()
+    Ok(recorded)
 }
 
 /// Lets everything plan at every point that says something.

@@ -97,10 +97,14 @@ impl Shared {
         mut driver: MutexGuard<'a, Driver>,
         mut rebuild: Rebuild,
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        let before_ns = driver.residency.reactive.rerun_ns;
         loop {
             let next = match driver.residency.next_job(&mut rebuild) {
                 Ok(Some(job)) => self.run(driver, job),
-                Ok(None) => return Ok(driver),
+                Ok(None) => {
+                    driver.residency.learn(rebuild.goal(), before_ns);
+                    return Ok(driver);
+                }
                 Err(fault) => {
                     driver.residency.abandon(&mut rebuild);
                     return Err(fault);

@@ -77,17 +77,24 @@ impl Library {
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes }, cuts }
     }
 
+    /// Where every operator was refused nothing was evicted, whatever the budget.
+    fn end_refusal(&self, driver: &mut Driver, ended: &mut Ended) {
+        if driver.refusal.take().is_some() {
+            ended.report.over_budget_bytes = ended.report.peak_bytes.saturating_sub(self.budget.0);
+        }
+    }
+
     /// A part of an iteration has ended: learns from it, and prepares the next.
-    pub(in crate::torch) fn after_part(&mut self, driver: &mut Driver, ended: Ended) -> Next {
-        driver.refusal = None;
+    pub(in crate::torch) fn after_part(&mut self, driver: &mut Driver, mut ended: Ended) -> Next {
+        self.end_refusal(driver, &mut ended);
         let was_prelude = ended.was_prelude;
         self.learn_part(driver, ended);
         self.prepare(driver, !was_prelude)
     }
 
     /// Learns from an iteration.
-    pub(in crate::torch) fn after(&mut self, driver: &mut Driver, ended: Ended) {
-        driver.refusal = None;
+    pub(in crate::torch) fn after(&mut self, driver: &mut Driver, mut ended: Ended) {
+        self.end_refusal(driver, &mut ended);
         self.learn(driver, ended);
         if let Some(least) = self.least_feasible_bytes {
             driver.residency.reactive.least_bytes = driver.residency.reactive.least_bytes.max(least);
