@@ -17,7 +17,8 @@ pub struct Cost {
     pub makespan_ns: u64,
     /// Most device bytes.
     pub peak_bytes: u64,
-    /// Makespan over keep-all makespan, less one; where both are measured, both are lower quartiles.
+    /// Makespan over keep-all makespan, less one. Measured beside untouched iterations, both are lower quartiles; where there are none,
+    /// the median iteration that was recorded stands for them.
     pub overhead: f64,
     /// What it took beyond the keep-all makespan. None where a GPU was measured, whose waits and reruns the host does not see.
     pub delay: Option<Delay>,

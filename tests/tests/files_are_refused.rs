@@ -136,7 +136,7 @@ fn files_of_a_newer_version() {
     let newer = files.bad(&envelope("trace", 2, b"[\"who knows\"]"));
     assert!(trace_refusal(&newer).contains("trace format version 2 is newer than 1, the newest this build reads"));
     let newer = files.bad(&envelope("plan", 7, b"{}"));
-    assert!(plan_refusal(&newer).contains("plan format version 7 is newer than 2"));
+    assert!(plan_refusal(&newer).contains("plan format version 7 is newer than 3"));
 }
 
 #[test]

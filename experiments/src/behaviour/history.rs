@@ -139,7 +139,7 @@ impl History {
 
     /// Time from start to end.
     pub fn length(&self) -> u64 {
-        self.at(self.ticks.len()) - self.at(0)
+        self.at(self.ticks.len())
     }
 
     /// First tick of a block's life, and the first after it.

@@ -2,12 +2,13 @@
 
 mod held_out;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
 use clap::Args;
 use plimsoll_env::config::FamilyConfig;
-use plimsoll_runtime::baselines::BASELINES;
+use plimsoll_runtime::baselines::{BASELINES, SEARCHES};
 use plimsoll_runtime::file::write_whole;
 use plimsoll_runtime::torch::device::DeviceName;
 use plimsoll_runtime::units::Budget;
@@ -193,14 +194,22 @@ fn narrow(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<()
 /// The policy first, then the baselines of the configuration.
 fn policies(config: &FamilyConfig, policy: &str) -> anyhow::Result<Vec<Chosen>> {
     let baselines = config.evaluation.baselines.iter().map(String::as_str).filter(|name| *name != policy);
-    std::iter::once(policy).chain(baselines).map(Chosen::parse).collect()
+    let policies = std::iter::once(policy).chain(baselines).map(Chosen::parse).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut runs = HashMap::new();
+    for policy in &policies {
+        if let Some(other) = runs.insert(run_name(policy.name()), policy.name()) {
+            bail!("{other} and {}: nothing would tell their runs apart", policy.name());
+        }
+    }
+    Ok(policies)
 }
 
 /// The part of a policy's name that can name a directory: of a file's its last part, without the ending unless that leaves the name
-/// of a baseline.
+/// of a baseline or a search.
 fn run_name(policy: &str) -> String {
     let path = Path::new(policy);
-    let stem = path.file_stem().filter(|stem| stem.to_str().is_none_or(|stem| !BASELINES.contains(&stem)));
+    let is_rule = |stem: &str| BASELINES.contains(&stem) || SEARCHES.contains(&stem);
+    let stem = path.file_stem().filter(|stem| stem.to_str().is_none_or(|stem| !is_rule(stem)));
     stem.or(path.file_name()).map_or_else(|| policy.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
@@ -293,7 +302,7 @@ mod tests {
 
     #[test]
     fn no_two_policies_that_are_compared_log_the_same_run() {
-        let runs = ["demo/gpt.policy", "mine", "dtr", "demo/dtr.policy"].map(run_name);
-        assert_eq!(runs, ["gpt", "mine", "dtr", "dtr.policy"]);
+        let runs = ["demo/gpt.policy", "mine", "dtr", "demo/dtr.policy", "search.policy"].map(run_name);
+        assert_eq!(runs, ["gpt", "mine", "dtr", "dtr.policy", "search.policy"]);
     }
 }

@@ -31,8 +31,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE|DIR")]
     out: PathBuf,
     /// Iterations to record, after a warm-up
-    #[arg(long, default_value_t = RECORDED_ITERATIONS, value_name = "N")]
-    iterations: usize,
+    #[arg(long, default_value_t = RECORDED_ITERATIONS as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    iterations: u64,
     #[command(flatten)]
     flags: LoopFlags,
 }
@@ -73,7 +73,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 fn record_one(config: &FamilyConfig, name: &str, arguments: &Arguments) -> anyhow::Result<()> {
     require_writable(&arguments.out)?;
-    let trace = RecordedLoop::open(config, name, &arguments.flags, arguments.iterations)?.trace;
+    let trace = RecordedLoop::open(config, name, &arguments.flags, arguments.iterations as usize)?.trace;
     save(&trace, &arguments.out)
 }
 
@@ -96,7 +96,7 @@ fn record_several(config: &FamilyConfig, names: &[String], arguments: &Arguments
     if folder.exists() && !folder.is_dir() {
         bail!("{}: is no folder; several traces need one", folder.display());
     }
-    let recorded = members::record(config, names, folder, &arguments.flags, arguments.iterations)?;
+    let recorded = members::record(config, names, folder, &arguments.flags, arguments.iterations as usize)?;
     let mut table = Table::new(["trace", "operators", "storages", "peak (MiB)", "makespan (ms)"]);
     for trace in &recorded.traces {
         let Trace { operators, storages, .. } = trace.as_ref();

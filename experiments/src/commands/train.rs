@@ -46,8 +46,8 @@ pub struct Arguments {
     #[arg(long)]
     resume: bool,
     /// Updates to make, in place of the configuration's, by each algorithm
-    #[arg(long, value_name = "N")]
-    updates: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    updates: Option<u32>,
     /// Where TensorBoard finds the training run
     #[arg(long, value_name = "DIR", default_value = "runs")]
     logdir: PathBuf,

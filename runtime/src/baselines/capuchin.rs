@@ -7,9 +7,9 @@ use crate::policy::{Choice, Policy};
 /// costs less per byte saved (Peng et al., *Capuchin: Tensor-based GPU Memory Management for Deep Learning*, ASPLOS
 /// 2020, sections 4.3 and 4.4; Free Time = swap-in start − swap-out end, MSPS = saving / recompute time).
 ///
-/// Deviations: it decides at pressure points, and a swap's cost counts the copies claimed already, which makes it
-/// stronger than the paper's; the in-trigger is the timeline's; a candidate's recompute counts what has to be rebuilt for it,
-/// and not how often it would be rebuilt itself for what was dropped before, because the timeline keeps what it rebuilt
+/// Deviations: it decides at pressure points; a swap's cost counts copies that were claimed already, but not how its own
+/// push out those that end later, nor, where it asks whether they are hidden, what they take from compute: over a busy link it may swap
+/// far too much; the in-trigger is the timeline's; a candidate's recompute counts what has to be rebuilt for it, and not how often it would be rebuilt itself for what was dropped before, because the timeline keeps what it rebuilt
 /// while there is room.
 pub struct Capuchin;
 

@@ -9,8 +9,8 @@ use crate::sweep::Problem;
 ///
 /// Deviations: an interval is a number of operators, not of layers; its length is the fastest that fits of 1, 2, 4, …
 /// operators as the timeline predicts them, where the paper bounds it by a model and then tries; short-lived storages
-/// have no space reserved; no page is shared by storages of different kinds to begin with. Access counts
-/// and bytes, by which the paper says what has the fast tier where that does not take an interval's storages, decide nothing: an
+/// have no space reserved; what is not used again is not moved; no page is shared by storages of different kinds to begin
+/// with. Access counts and bytes, by which the paper says what has the fast tier where that does not take an interval's storages, decide nothing: an
 /// operator of ours needs all that it accesses, so a shorter interval has to do.
 pub struct Sentinel;
 

@@ -479,3 +479,24 @@ impl Residency {
         RebuildCost { total_ns, is_distant: next < seen.len() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Experience;
+
+    #[test]
+    fn drops_cost_what_they_have_cost_lately() {
+        const EXPECTED_NS: u64 = 1_000_000;
+        let mut experience = Experience::default();
+        assert_eq!(experience.corrected(EXPECTED_NS), EXPECTED_NS, "nothing is known");
+        (0..64).for_each(|_| experience.learn(EXPECTED_NS, 4 * EXPECTED_NS));
+        let learned = experience.corrected(EXPECTED_NS);
+        assert!((39 * EXPECTED_NS / 10..4 * EXPECTED_NS).contains(&learned), "{learned}");
+        // Where nothing is dropped for that, it is tried again some day.
+        (0..40).for_each(|_| experience.fade());
+        let faded = experience.corrected(EXPECTED_NS);
+        assert!((EXPECTED_NS..11 * EXPECTED_NS / 10).contains(&faded), "{faded}");
+        (0..640).for_each(|_| experience.learn(EXPECTED_NS, EXPECTED_NS / 2));
+        assert_eq!(experience.corrected(EXPECTED_NS), EXPECTED_NS, "no less than what is known for certain");
+    }
+}

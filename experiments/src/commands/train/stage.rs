@@ -131,7 +131,7 @@ fn learner(
 fn hyperparameters<H: Hyperparameters>(config: &FamilyConfig, arguments: &Arguments) -> anyhow::Result<H> {
     let mut table: H = config.table(H::TABLE)?;
     if let Some(updates) = arguments.updates {
-        *table.updates_mut() = updates;
+        *table.updates_mut() = updates as usize;
     }
     table.validate().with_context(|| format!("{}: {}", config.path.display(), H::TABLE))?;
     Ok(table)
