@@ -73,10 +73,19 @@ pub fn command_line() -> String {
     std::iter::once("plimsoll".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// The commit of the tree that the command was built from, where that is there, and whether more than that was in it.
+/// The commit of the tree that the command was built in, as it is now, where that is there; `-dirty` where there is more in it.
 pub fn commit() -> String {
     let mut git = std::process::Command::new("git");
-    git.args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]);
+    git.args([
+        "--no-optional-locks",
+        "-C",
+        env!("CARGO_MANIFEST_DIR"),
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=12",
+        "--dirty",
+    ]);
     match git.output() {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         _ => "unknown".to_owned(),

@@ -91,7 +91,7 @@ def save_a_traced_module():
     press()
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "module.ff")
-        torch.jit.save_jit_module_to_flatbuffer(traced, file)
+        torch.jit.save_jit_module_to_flatbuffer(m=traced, f=file)
         press()
         flat = torch.jit.jit_module_from_flatbuffer(file)(torch.ones(64, 64)).sum().item()
     return [saved, len(traced._save_to_buffer_for_lite_interpreter()), flat]
@@ -123,7 +123,8 @@ class Ranked:
 
 def save_what_is_computed_then():
     several = [torch.randn(4096) * number for number in range(8)]
-    file = io.BytesIO()
+    file, nothing = io.BytesIO(), torch.empty(0)
+    torch.save([nothing, nothing.view(torch.int32)], io.BytesIO())
     torch.save([[values, Ranked(values[:1024])] for values in several], file)
     file.seek(0)
     return [[one.sum().item(), other.ranks[0].item()] for one, other in torch.load(file, weights_only=False)]

@@ -54,6 +54,15 @@ def beside(numbers):
     return found
 
 
+def beside_itself(numbers):
+    """A handler draws within a graph, before that does."""
+    found = []
+    signal.signal(signal.SIGUSR1, lambda *_: found.append(torch.rand(8).sum().item()))
+    [made] = interrupted_first(numbers)
+    make_room(numbers.device)
+    return [*found, made.double().sum().item(), torch.rand(1).item()]
+
+
 def fork(numbers):
     """The child draws, within a runtime of its own, while another thread of its parent is within a graph."""
     inside, forked = threading.Event(), threading.Event()
@@ -79,6 +88,11 @@ def interrupt(inputs):
     return [numbers.tanh()]
 
 
+def interrupt_and_draw(inputs):
+    [numbers] = interrupt(inputs)
+    return [numbers * torch.rand_like(numbers)]
+
+
 def held(numbers, inside, forked):
     def wait(inputs):
         (numbers,) = inputs
@@ -91,6 +105,7 @@ def held(numbers, inside, forked):
 
 
 drop_some, interrupted = Graph(dropped, False, {"cpu", "cuda"}), Graph(interrupt, False)
+interrupted_first = Graph(interrupt_and_draw, False)
 
 
 def main():
@@ -101,7 +116,7 @@ def main():
         past_dispatcher.run = plimsoll._compiled.run_as_region
     signal.alarm(100)  # whoever waits for himself
     numbers, found = torch.randn(SIZE, SIZE, device=device), []
-    for part in [drop, beside] if device == "cuda" else [drop, beside, fork]:
+    for part in [drop, beside, beside_itself, *([fork] if device == "cpu" else [])]:
         for _ in range(3):
             with job.iteration(runtime):
                 found.append([part.__name__, part(numbers)])

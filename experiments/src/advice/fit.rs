@@ -13,12 +13,12 @@ struct Bend {
 impl Bend {
     /// Fits points in ascending order of x; none where there are not two.
     ///
-    /// Where the bend lies is tried between every two points, and beyond the last: those below it are a constant, at least two above it a
-    /// line that rises. A bend that a fit puts outside its two points is no solution. The fit with the least squares wins.
+    /// Where the bend lies is tried between every two points, and beyond the last: at least two below it are a constant, at least two above
+    /// it a line that rises. A bend that a fit puts outside its two points is no solution. The fit with the least squares wins.
     fn of(points: &[(f64, f64)]) -> Option<Self> {
         debug_assert!(points.is_sorted_by_key(|point| point.0));
         line(points)?;
-        let fits = (0..=points.len()).filter_map(|flat| Self::with_flat(points, flat));
+        let fits = (0..=points.len()).filter(|&flat| flat != 1).filter_map(|flat| Self::with_flat(points, flat));
         fits.min_by(|one, other| one.squares(points).total_cmp(&other.squares(points)))
     }
 

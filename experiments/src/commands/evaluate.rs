@@ -118,7 +118,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         ("--scatter", arguments.scatter.as_ref()),
         ("--agreement", arguments.agreement.as_ref()),
     ])?;
-    arguments.logdir.as_deref().map_or(Ok(()), require_logdir)?;
+    if let Some(logdir) = &arguments.logdir {
+        require_logdir(logdir)?;
+        require_runs(&policies)?;
+    }
     for policy in &policies {
         policy.warn_of_mismatch(&config.family.to_string(), config.evaluation.actions);
     }
@@ -194,14 +197,24 @@ fn narrow(config: &mut FamilyConfig, arguments: &Arguments) -> anyhow::Result<()
 /// The policy first, then the baselines of the configuration.
 fn policies(config: &FamilyConfig, policy: &str) -> anyhow::Result<Vec<Chosen>> {
     let baselines = config.evaluation.baselines.iter().map(String::as_str).filter(|name| *name != policy);
-    let policies = std::iter::once(policy).chain(baselines).map(Chosen::parse).collect::<anyhow::Result<Vec<_>>>()?;
-    let mut runs = HashMap::new();
-    for policy in &policies {
-        if let Some(other) = runs.insert(run_name(policy.name()), policy.name()) {
-            bail!("{other} and {}: nothing would tell their runs apart", policy.name());
+    let mut names: Vec<&str> = vec![policy];
+    for name in baselines {
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
-    Ok(policies)
+    names.into_iter().map(Chosen::parse).collect()
+}
+
+/// Fails where TensorBoard could not tell the runs of two policies apart.
+fn require_runs(policies: &[Chosen]) -> anyhow::Result<()> {
+    let mut runs = HashMap::new();
+    for policy in policies {
+        if let Some(other) = runs.insert(run_name(policy.name()), policy.name()) {
+            bail!("--logdir: nothing would tell the runs of {other} and {} apart", policy.name());
+        }
+    }
+    Ok(())
 }
 
 /// The part of a policy's name that can name a directory: of a file's its last part, without the ending unless that leaves the name

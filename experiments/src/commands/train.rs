@@ -138,17 +138,19 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         eprintln!("plimsoll: warning: --from: that policy was trained on the family {other}, not {family}");
     }
     let interrupted = watch_for_interrupt()?;
-    let mut taken = stage.take(&worlds, &config, &interrupted);
-    for mut next in later {
-        if taken.is_ok() {
+    let take_all = |mut stage: Stage| {
+        stage.take(&worlds, &config, &interrupted)?;
+        for mut next in later {
             next.learner.start_from(&stage.best()?.weights)?;
             stage = next;
-            taken = stage.take(&worlds, &config, &interrupted);
+            stage.take(&worlds, &config, &interrupted)?;
         }
-    }
+        anyhow::Ok(stage)
+    };
+    let taken = take_all(stage);
     calls.took(started.elapsed());
     calls.save(&told)?;
-    taken?;
+    let stage = taken?;
     let best = stage.best()?;
     let quality = [
         ("validation_return", best.validation_return),

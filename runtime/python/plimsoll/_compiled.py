@@ -17,6 +17,7 @@ from ._regions import tensors_in, within
 _OPERATORS = re.compile(r"\btorch\.ops\.(\w+)\.")
 _FUNCTIONS = {"aten", "prims", "inductor", "_quantized", "quantized", "mkl", "mkldnn", "onednn"}
 _COMMUNICATION = re.compile(r"\bops\.(\w*c10d\w*|symm_mem)\.|\bempty_strided_p2p\(")
+_COMMUNICATION_IN_CPP = re.compile(r"c10d|symm_mem|p2p")
 
 
 class _Layout:
@@ -35,13 +36,14 @@ class _Layout:
         self.constants = tensors_in(_constants.get(id(graph)) or graph.constants or {})
         is_understood = len(tensors) + len(self.numbers) == len(inputs)
         is_function = _FUNCTIONS.issuperset(_OPERATORS.findall(graph.source_code))
-        # Random numbers are drawn again by the generator of that device, also where they are drawn on another and sent there.
+        # Random numbers are drawn again by the generator of the tensors' device: none may be drawn on another and sent there.
         devices = {inputs[index].device for index in tensors}
         is_of_one_device = len(devices) == 1 and {device.type for device in devices}.issuperset(graph.device_types)
-        # What is generated in C++ does not say what it calls.
-        if graph.fx_kwargs.get("cpp_wrapper") or _COMMUNICATION.search(graph.source_code):
+        # What is generated in C++ calls operators by other names.
+        is_cpp = graph.fx_kwargs.get("cpp_wrapper")
+        if (_COMMUNICATION_IN_CPP if is_cpp else _COMMUNICATION).search(graph.source_code):
             self.operator = "plimsoll::communicating_region"
-        elif is_understood and is_function and is_of_one_device:
+        elif is_understood and is_function and is_of_one_device and not is_cpp:
             self.operator = "plimsoll::region"
         else:
             self.operator = "plimsoll::region_once"

@@ -9,7 +9,7 @@ import functools
 import gc
 import signal
 
-from ._plimsoll import collect_aside, postpone, step_aside, step_back
+from ._plimsoll import collect_aside, postpone, step_aside, step_back, times_aside
 
 _signal, _getsignal = signal.signal, signal.getsignal
 
@@ -23,12 +23,12 @@ class _Aside:
     def __call__(self, *signalled):
         if signalled and postpone(signalled[0]):
             return None
-        before = 0
+        times = times_aside()
         try:
-            before = step_aside()
+            step_aside()
             return self.handler(*signalled)
         finally:
-            step_back(before)
+            step_back(times)
 
 
 def _own(handler):

@@ -125,13 +125,13 @@ def _in_place(change):
     return announced
 
 
-def _reading_one(read):
-    """`read`, which reads the tensor that it is given by its address."""
+def _reading_state(set_state):
+    """`set_state`, which reads the tensor that it is given."""
 
-    def announced(tensor):
-        if not _intercepted.is_under_way() or not isinstance(tensor, torch.Tensor) or not _is_plain(tensor):
-            return read(tensor)
-        return _reading(_storage_of(tensor), lambda: read(tensor))
+    def announced(new_state):
+        if not _intercepted.is_under_way() or not isinstance(new_state, torch.Tensor):
+            return set_state(new_state)
+        return _reading(_storage_of(new_state), lambda: set_state(new_state))
 
     return announced
 
@@ -168,7 +168,7 @@ def _array_interface_announced(tensor):
 @functools.wraps(_address)
 def _address_or_identity(storage):
     # `torch.save` tells by their addresses which storages it has seen. What it runs on the way makes room, and others may get that.
-    if sys._getframe(1).f_globals is vars(torch.serialization) and _intercepted.is_under_way():
+    if sys._getframe(1).f_globals is vars(torch.serialization) and _intercepted.is_under_way() and storage.nbytes() > 0:
         return storage._cdata
     return _address(storage)
 
@@ -186,26 +186,26 @@ def _told_apart_by_storage(identity):
 
 
 def _announcing(save, held):
-    """`save`, a method or a function of a script: it reads the tensors that are `held` there, all at once."""
+    """`save`, of which `held` says what tensors it reads, by its arguments: all at once."""
 
-    def announced(script, *how, **named):
+    def announced(*what, **how):
         if not _intercepted.is_under_way():
-            return save(script, *how, **named)
-        return touching(held(script), [], lambda: save(script, *how, **named))
+            return save(*what, **how)
+        return touching(held(*what, **how), [], lambda: save(*what, **how))
 
     return announced
 
 
-def _constants_of(function):
+def _constants_of(function, *_, **__):
     # With those of the functions that it calls. Nodes live as long as their graph.
     graph = function.inlined_graph
     nodes = (node for node in graph.findAllNodes("prim::Constant") if node.hasAttribute("value"))
     return tensors_in([node.output().toIValue() for node in nodes])
 
 
-def _held_by_script(module):
-    held = [*module.parameters(), *module.buffers()]
-    for part in module.modules():
+def _held_by_script(m, *_, **__):
+    held = [*m.parameters(), *m.buffers()]
+    for part in m.modules():
         if isinstance(part, torch.jit.ScriptModule):
             kind = torch._C.ConcreteModuleType.from_jit_type(part._c._type())
             held += tensors_in([part._c.getattr(name) for name in kind.get_attributes()])
@@ -225,8 +225,14 @@ def _redefine(function, change):
     function.__code__, function.__defaults__, function.__kwdefaults__ = call.__code__, None, {"_plimsoll": change(before)}
 
 
+def _held_by_exported(*_, exported_programs=None, **__):
+    leaves = torch.utils._pytree.tree_leaves
+    programs = [one for one in leaves(exported_programs) if isinstance(one, torch.export.ExportedProgram)]
+    return tensors_in(leaves([[one.state_dict, one.constants, one.example_inputs] for one in programs]))
+
+
 def _prepare_exported(module):
-    _redefine(module._get_raw_tensor_bytes, _reading_one)
+    _redefine(module.package_pt2, lambda save: _announcing(save, _held_by_exported))
 
 
 def _prepare_safetensors(module):
@@ -262,7 +268,7 @@ torch.Tensor.tolist = _to_list_announced
 torch.Tensor.apply_ = _in_place(torch.Tensor.apply_)
 torch.Tensor.map_ = _in_place(torch.Tensor.map_)
 torch.Tensor.map2_ = _in_place(torch.Tensor.map2_)
-_redefine(torch.random.set_rng_state, lambda set_state: lambda new_state: _reading_one(set_state)(new_state))
+_redefine(torch.random.set_rng_state, _reading_state)
 torch.Tensor.numpy = _to_numpy_announced
 torch._C._to_dlpack = torch.utils.dlpack.to_dlpack = torch.to_dlpack = _lending(torch._C._to_dlpack)
 torch._C._to_dlpack_versioned = _lending(torch._C._to_dlpack_versioned)

@@ -2,7 +2,6 @@
 //! `plimsoll/__init__.pyi`.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, Ordering};
 
 use plimsoll_runtime::baselines::BASELINES;
 use plimsoll_runtime::torch::device::DeviceName;
@@ -14,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use send_wrapper::SendWrapper;
 
-/// Longer names are no file's, together with what else stands there.
+/// A file's name has more than a family's in it, and no more than 255 bytes.
 const FAMILY_BYTES_MAX: usize = 128;
 
 /// Bytes, or a text such as `512MiB`.
@@ -256,14 +255,20 @@ fn note_stream() -> PyResult<()> {
 
 /// What this thread runs next is no part of the operator that it is within: see `plimsoll/_interruptions.py`.
 #[pyfunction]
-fn step_aside() -> i64 {
-    torch::step_aside()
+fn step_aside() {
+    torch::step_aside();
 }
 
-/// This thread is how it was before.
+/// How often this thread has, and has not stepped back.
 #[pyfunction]
-fn step_back(before: i64) {
-    torch::step_back(before);
+fn times_aside() -> usize {
+    torch::times_aside()
+}
+
+/// This thread is how it was when it had stepped aside so many times.
+#[pyfunction]
+fn step_back(times: usize) {
+    torch::step_back(times);
 }
 
 /// Whether the handler of that signal comes later.
@@ -276,11 +281,9 @@ fn postpone(signal: i32) -> bool {
 /// raise there is lost.
 #[pyfunction]
 fn collect_aside(phase: &str, _found: &Bound<'_, PyDict>) {
-    // There is one collection at a time.
-    static BEFORE: AtomicI64 = AtomicI64::new(0);
     match phase {
-        "start" => BEFORE.store(torch::step_aside(), Ordering::Relaxed),
-        _ => torch::step_back(BEFORE.swap(0, Ordering::Relaxed)),
+        "start" => torch::step_aside(),
+        _ => torch::step_back(torch::times_aside().saturating_sub(1)),
     }
 }
 
@@ -288,5 +291,7 @@ fn collect_aside(phase: &str, _found: &Bound<'_, PyDict>) {
 #[pymodule]
 mod _plimsoll {
     #[pymodule_export]
-    use super::{Guard, Loop, Runtime, collect_aside, note_stream, postpone, stand_by, step_aside, step_back};
+    use super::{
+        Guard, Loop, Runtime, collect_aside, note_stream, postpone, stand_by, step_aside, step_back, times_aside,
+    };
 }

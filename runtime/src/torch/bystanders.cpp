@@ -31,12 +31,20 @@ void set_not_intercepted(bool on) {
 }
 
 // Whose operator a thread was within that has stepped aside.
-enum Within : int64_t { None, AnIterations, ABystanders };
-// That, and how often it held what draws() gives.
-constexpr int64_t kWithin = 4;
+enum class Within { None, AnIterations, ABystanders };
 
 std::mutex* drawing = new std::mutex();  // another one in a process that was forked
+std::atomic<uint64_t> drawn{0};          // how often it was taken for the program
 thread_local int64_t drawing_here = 0;   // how often this thread holds it
+
+// How a thread was before it stepped aside.
+struct Before {
+  Within within;
+  int64_t drawing_here;
+  uint64_t drawn;
+};
+thread_local std::vector<Before> asides;
+thread_local uint64_t drawn_aside_here = 0;
 
 // What Python has for this, in a process that is one of Python's.
 struct Python {
@@ -80,26 +88,34 @@ void stand_by() {
   if (!c10::impl::tls_is_dispatch_key_included(kInterceptorKey)) set_keys(false);
 }
 
-int64_t step_aside() {
+void step_aside() {
   auto local = c10::impl::tls_local_dispatch_key_set();
-  if (!local.included_.has(kInterceptorKey) || !local.excluded_.has_all(kNotIntercepted)) return None;
-  int64_t before = is_bystander() ? ABystanders : AnIterations;
+  bool is_within = local.included_.has(kInterceptorKey) && local.excluded_.has_all(kNotIntercepted);
+  Within within = !is_within ? Within::None : is_bystander() ? Within::ABystanders : Within::AnIterations;
+  asides.push_back({within, drawing_here, drawn});
+  if (!is_within) return;
   c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, true);
   set_not_intercepted(false);
-  int64_t held = std::exchange(drawing_here, 0);
-  if (held > 0) drawing->unlock();
-  return before + kWithin * held;
+  if (std::exchange(drawing_here, 0) > 0) drawing->unlock();
 }
 
-void step_back(int64_t before) {
-  if (before == None) return;
-  if (int64_t held = before / kWithin; held > 0) {
-    draws().release();
-    drawing_here = held;
+size_t times_aside() { return asides.size(); }
+
+void step_back(size_t times) {
+  for (; asides.size() > times; asides.pop_back()) {
+    Before before = asides.back();
+    if (before.within == Within::None) continue;
+    if (before.drawing_here > 0) {
+      draws().release();
+      drawing_here = before.drawing_here;
+      drawn_aside_here += drawn - before.drawn;
+    }
+    set_not_intercepted(true);
+    c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before.within == Within::ABystanders);
   }
-  set_not_intercepted(true);
-  c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before % kWithin == ABystanders);
 }
+
+uint64_t drawn_aside() { return drawn_aside_here; }
 
 Rerunning::Rerunning(bool by_python) : by_python_(by_python && python().collects()) {
   ++rerunning;
@@ -140,6 +156,8 @@ void forget_bystanders() {
   // It may be held by a thread that is not there.
   drawing = new std::mutex();
   if (drawing_here > 0) drawing->lock();
+  bool is_here = !rerunning && python().collects() && python().holds && python().holds();
+  if (is_here && std::exchange(without_garbage, 0) > 0 && was_collecting) python().start_collecting();
 }
 
 bool Unheard::begin() {
@@ -179,6 +197,12 @@ void DrawsMutex::unlock() {
 Draws draws() {
   static DrawsMutex mutex;
   return Draws(mutex);
+}
+
+Draws draws_anew() {
+  Draws held = draws();
+  ++drawn;
+  return held;
 }
 
 }  // namespace plimsoll

@@ -17,10 +17,11 @@ inline bool is_bystander() { return c10::impl::tls_local_dispatch_key_set().excl
 
 // This thread is one from now on, unless it is the one that is intercepted.
 void stand_by();
-// This thread goes on with something that is no part of the operator that it is within, as a bystander. Meanwhile others may draw
-// random numbers. How it was before, for step_back(); 0 where it is within none, and nothing changes.
-int64_t step_aside();
-void step_back(int64_t before);
+// This thread goes on with something that is no part of the operator that it is within, if it is within one, as a bystander. Meanwhile
+// others may draw random numbers. That ends where step_back() is told how often it had stepped aside before.
+void step_aside();
+size_t times_aside();
+void step_back(size_t times);
 // Switches interception of this thread on or off. When it comes on, whatever bystanders have begun unheard is over.
 void intercept_this_thread(bool on);
 // Whether anybody has ever listened in this process. Before, and in one that was forked, bystanders are left alone.
@@ -68,6 +69,10 @@ class DrawsMutex {
 };
 using Draws = std::unique_lock<DrawsMutex>;
 Draws draws();
+// The same, for an operator of the program's.
+Draws draws_anew();
+// How often random numbers were drawn while this thread had stepped aside: a rerun of what it was within would draw others.
+uint64_t drawn_aside();
 
 // While there is one, this thread runs an operator again: it holds what bystanders wait for, so what interrupts it cannot be one. A signal
 // is told of when it is over, if postpone() was asked to. Where Python runs it, nothing is collected as garbage meanwhile.

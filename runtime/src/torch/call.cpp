@@ -114,6 +114,8 @@ void Call::complete(const c10::IValue* results) {
   }
   event_.peak_bytes = operator_peak_bytes();
   auto created = find_created(results, (answer_ & PLIMSOLL_WATCH) && facts_.is_factory);
+  if (C10_UNLIKELY(facts_.is_random && drawn_aside_ != drawn_aside()))
+    not_replayable_ = "others drew random numbers meanwhile, on its own thread or another";
   if (C10_UNLIKELY(audit_ != nullptr)) audit_->end(created);
   event_.created = created_.data();
   event_.created_count = created_.size();

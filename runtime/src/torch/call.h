@@ -74,7 +74,10 @@ class Call {
   void start(Complete complete) {
     answer_ = ask();
     or_fail([&] {
-      if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->is_heard)) draws_ = draws();
+      if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->is_heard)) {
+        draws_ = draws_anew();
+        drawn_aside_ = drawn_aside();
+      }
       if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
         complete();
         recipe_ = Recipe::record(facts_, keys_, arguments_, storages_, accesses_, c10::GradMode::is_enabled());
@@ -127,6 +130,7 @@ class Call {
   uint64_t refusals_ = 0;               // before it ran
   std::unique_ptr<Beside> beside_;      // where it is a bystander's
   Draws draws_;                         // where it draws
+  uint64_t drawn_aside_ = 0;            // of this thread, before it did
   std::unique_ptr<Audit> audit_;        // where there is one
   Storages storages_;
   c10::SmallVector<PlimsollAccess, 8> accesses_;

@@ -219,8 +219,8 @@ impl Library {
         let (over_bytes, budget_bytes) = (part.report.over_budget_bytes, self.budget.0);
         if over_bytes > 0 && self.report.over_budget_bytes == 0 {
             eprintln!(
-                "plimsoll: the end of an iteration took {over_bytes} bytes more than the budget of {budget_bytes}, for all to be \
-                 there again; the report counts later ones"
+                "plimsoll: where all has to be there, as at the end of an iteration, that took {over_bytes} bytes more than the \
+                 budget of {budget_bytes}; the report counts later ones"
             );
         }
         self.report.add(part.report, part.is_known);

@@ -46,5 +46,5 @@ pub use executor::{Executor, TimedIteration};
 pub use recorder::{RecordError, Recorder};
 pub use report::{IterationReport, Report};
 pub use runtime::{Budget, BuildError, Builder, Detecting, Detection, Iteration, Running, Runtime};
-pub use session::{Session, SessionError, note_stream, postpone, stand_by, step_aside, step_back};
+pub use session::{Session, SessionError, note_stream, postpone, stand_by, step_aside, step_back, times_aside};
 pub use shim::{Audit, DeviceCounts};

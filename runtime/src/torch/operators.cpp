@@ -38,7 +38,7 @@ const std::unordered_map<std::string, std::string> kUndeclaredWrites = {{"mkldnn
                                                                         {"touch", "written"}};
 // They return what their input, a quantized tensor, goes by itself.
 const Names kOfQuantizer = {"q_per_channel_scales", "q_per_channel_zero_points"};
-// They call others by what they find in their arguments.
+// Inductor's that call others by what they find in their arguments.
 const Names kLikeComposites = {"accumulate_grad_"};
 // They cannot be told what a rerun would have to be, or are for what happens around them.
 const Names kOnce = {"record_stream", "region_once", "touch"};
@@ -163,7 +163,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   bool is_composite = !runs_as_one(overload) && !has_kernel &&
                       handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   is_view = is_alias && !writes && !is_composite;
-  is_transparent = is_composite || is_view || kLikeComposites.count(bare) > 0;
+  is_transparent = is_composite || is_view || (space == "inductor" && kLikeComposites.count(bare) > 0);
   keeps_addresses = is_transparent && plimsoll::keeps_addresses(overload);
   is_random = handle.hasTag(at::Tag::nondeterministic_seeded);
 

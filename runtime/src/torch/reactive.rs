@@ -51,7 +51,7 @@ struct RebuildCost {
     is_distant: bool,
 }
 
-/// How rebuilds went, beside what was expected of them when storages were dropped. That knew what was dropped by then, not what would be
+/// How reruns went, beside what was expected of them when storages were dropped. That knew what was dropped by then, not what would be
 /// dropped later and have to be made again, too.
 #[derive(Clone, Copy, Debug, Default)]
 struct Experience {
@@ -62,10 +62,12 @@ struct Experience {
 impl Experience {
     /// How much of what was known before counts beside a further rebuild.
     const LASTS: f64 = 1.0 - 1.0 / 64.0;
-    /// How much of it still counts in the next iteration: where nothing is dropped any more, nothing is learned.
+    /// How much of it still counts in the next iteration, or part of one: where nothing is dropped any more, nothing is learned.
     const NEXT: f64 = 0.9;
     /// What was as expected, to begin with.
     const FIRST_NS: f64 = 1e5;
+    /// How many times as much as expected is reckoned with, at most.
+    const MOST: f64 = 16.0;
 
     fn learn(&mut self, expected_ns: u64, taken_ns: u64) {
         self.expected_ns = Self::LASTS * self.expected_ns + expected_ns as f64;
@@ -79,8 +81,15 @@ impl Experience {
     /// What so much is worth.
     fn corrected(&self, expected_ns: u64) -> u64 {
         let factor = (self.taken_ns + Self::FIRST_NS) / (self.expected_ns + Self::FIRST_NS);
-        (factor.max(1.0) * expected_ns as f64) as u64
+        (factor.clamp(1.0, Self::MOST) * expected_ns as f64) as u64
     }
+}
+
+/// What reruns have taken so far, and what had been expected of those for what they brought back.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reruns {
+    pub(super) taken_ns: u64,
+    pub(super) expected_ns: u64,
 }
 
 /// Who decides under pressure, and what the decisions go by.
@@ -100,8 +109,7 @@ pub(crate) struct Reactive {
     pub(crate) least_bytes: u64,
     /// The place in the table at which the next decision begins to look for candidates.
     pub(super) next_look: usize,
-    /// What all reruns have taken so far.
-    pub(super) rerun_ns: u64,
+    pub(crate) reruns: Reruns,
     experience: Experience,
     entries: Vec<Entry>,
     candidates: Vec<Candidate>,
@@ -121,7 +129,7 @@ impl Reactive {
             started_ns: 0,
             least_bytes: 0,
             next_look: 0,
-            rerun_ns: 0,
+            reruns: Reruns::default(),
             experience: Experience::default(),
             entries: Vec::new(),
             candidates: Vec::new(),
@@ -315,11 +323,12 @@ impl Residency {
 
     fn evict_by_drop(&mut self, entry: Entry) -> Result<(), Fault> {
         let version = self.version_of(entry)?;
-        let expected_ns = self.rebuild_cost(version).total_ns;
+        let RebuildCost { total_ns, is_distant } = self.rebuild_cost(version);
         match self.drop_bytes(entry) {
             Ok(()) => {
                 self.report.reactive_evictions += 1;
-                self.ancestry.version_mut(version).expected_ns = expected_ns;
+                // Of what is distant it is not known.
+                self.ancestry.version_mut(version).expected_ns = if is_distant { 0 } else { total_ns };
             }
             Err(_) if self.can_drop(entry) => self.lock(entry, "it could not be dropped"),
             Err(_) => {}
@@ -327,12 +336,11 @@ impl Residency {
         Ok(())
     }
 
-    /// A version that was dropped because bytes ran out has been made again, or is gone.
-    pub(crate) fn learn(&mut self, version: VersionId, rerun_before_ns: u64) {
-        let seen = self.ancestry.version_mut(version);
-        let expected_ns = std::mem::take(&mut seen.expected_ns);
-        if expected_ns > 0 && seen.is_current {
-            self.reactive.experience.learn(expected_ns, self.reactive.rerun_ns - rerun_before_ns);
+    /// What was dropped has been made again, by all reruns since `before`.
+    pub(crate) fn learn(&mut self, before: Reruns) {
+        let Reruns { taken_ns, expected_ns } = self.reactive.reruns;
+        if expected_ns > before.expected_ns {
+            self.reactive.experience.learn(expected_ns - before.expected_ns, taken_ns - before.taken_ns);
         }
     }
 

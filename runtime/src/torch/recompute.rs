@@ -60,17 +60,12 @@ impl Frame {
 
 /// Reruns on the way to one version. An explicit stack, not recursion: chains can be as long as the iteration.
 pub(crate) struct Rebuild {
-    goal: VersionId,
     frames: Vec<Frame>,
 }
 
 impl Rebuild {
     pub(crate) fn of(version: VersionId) -> Self {
-        Rebuild { goal: version, frames: vec![Frame::of(version)] }
-    }
-
-    pub(crate) fn goal(&self) -> VersionId {
-        self.goal
+        Rebuild { frames: vec![Frame::of(version)] }
     }
 }
 
@@ -361,7 +356,7 @@ impl Residency {
         self.report.reruns += 1;
         self.report.rerun_ns += elapsed_ns;
         // On a GPU the host only issues it.
-        self.reactive.rerun_ns += elapsed_ns.max(self.ancestry.maker(job.maker).cost_ns);
+        self.reactive.reruns.taken_ns += elapsed_ns.max(self.ancestry.maker(job.maker).cost_ns);
         self.events.reran(started, elapsed_ns);
         let mut placed = Ok(());
         for (&version, &result) in outputs.iter().zip(&results) {
@@ -416,6 +411,7 @@ impl Residency {
         self.put(entry, Place::Resident)?;
         self.dropped.remove(&version);
         self.ancestry.restored(version);
+        self.reactive.reruns.expected_ns += std::mem::take(&mut self.ancestry.version_mut(version).expected_ns);
         Ok(())
     }
 

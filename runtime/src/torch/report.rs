@@ -33,7 +33,7 @@ pub struct IterationReport {
     /// Storages evicted because bytes ran out, beside those that a plan evicted.
     pub reactive_evictions: u64,
     /// Bytes over the budget at the worst moment. Only the end of an iteration, where every storage is restored, may
-    /// exceed it.
+    /// exceed it, or what was there when an iteration began of which every operator was refused.
     pub over_budget_bytes: u64,
     /// Copies that failed; what they were to move stayed where it was.
     pub failed_copies: u64,
@@ -197,7 +197,7 @@ impl fmt::Display for Report {
         write!(f, "measured peak       {:>12.2} MiB", mib(self.peak_bytes))?;
         match self.over_budget_bytes {
             0 => writeln!(f)?,
-            over => writeln!(f, " ({:.2} MiB over, where everything had to be restored)", mib(over))?,
+            over => writeln!(f, " ({:.2} MiB over, where everything had to be there)", mib(over))?,
         }
         if let Some(last) = self.latest.last() {
             write!(f, "last makespan       {:>12.2} ms", ms(last.makespan_ns))?;

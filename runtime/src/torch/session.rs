@@ -294,15 +294,20 @@ pub fn stand_by() {
     shim::stand_by();
 }
 
-/// What this thread does next is no part of the operator that it is within, as what a handler of a signal of Python's does: it is a
-/// bystander's until [`step_back`] is given the result. That is 0 where it is within none, and nothing changes.
-pub fn step_aside() -> i64 {
-    shim::step_aside()
+/// What this thread does next is no part of the operator that it is within, if it is within one, as what a handler of a signal of Python's
+/// does: it is a bystander's until [`step_back`] is told what [`times_aside`] was before.
+pub fn step_aside() {
+    shim::step_aside();
 }
 
-/// This thread is how it was `before`.
-pub fn step_back(before: i64) {
-    shim::step_back(before);
+/// How often this thread has stepped aside and not yet back.
+pub fn times_aside() -> usize {
+    shim::times_aside()
+}
+
+/// This thread is how it was when it had stepped aside so many times.
+pub fn step_back(times: usize) {
+    shim::step_back(times);
 }
 
 /// Whether the handler of that signal of Python's comes later: this thread runs an operator again, of which the program knows nothing.

@@ -113,8 +113,9 @@ size_t plimsoll_take_audit_findings(char* out, size_t capacity) noexcept {
 
 void plimsoll_intercept(int32_t on) noexcept { intercept_this_thread(on != 0); }
 void plimsoll_stand_by(void) noexcept { stand_by(); }
-int64_t plimsoll_step_aside(void) noexcept { return step_aside(); }
-void plimsoll_step_back(int64_t before) noexcept { step_back(before); }
+void plimsoll_step_aside(void) noexcept { step_aside(); }
+size_t plimsoll_times_aside(void) noexcept { return times_aside(); }
+void plimsoll_step_back(size_t times) noexcept { step_back(times); }
 int32_t plimsoll_postpone(int32_t signal) noexcept { return postpone(signal); }
 void plimsoll_forget_bystanders(void) noexcept { forget_bystanders(); }
 void* plimsoll_without_python(void) noexcept { return let_python_go_on(); }

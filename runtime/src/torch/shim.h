@@ -114,10 +114,11 @@ uint64_t plimsoll_recorded(void) noexcept;
 void plimsoll_intercept(int32_t on) noexcept;
 // This thread, and the autograd threads that work for it, are bystanders from now on, while it is not intercepted.
 void plimsoll_stand_by(void) noexcept;
-// This thread goes on with something that is no part of the operator that it is within, as a bystander. How it was before, for
-// plimsoll_step_back(); 0 where it is within none, and nothing changes.
-int64_t plimsoll_step_aside(void) noexcept;
-void plimsoll_step_back(int64_t before) noexcept;
+// This thread goes on with something that is no part of the operator that it is within, if it is within one, as a bystander: until
+// plimsoll_step_back() is told how often it had stepped aside before.
+void plimsoll_step_aside(void) noexcept;
+size_t plimsoll_times_aside(void) noexcept;
+void plimsoll_step_back(size_t times) noexcept;
 // Whether the handler of that signal of Python's comes later, for this thread runs an operator again.
 int32_t plimsoll_postpone(int32_t signal) noexcept;
 // After a fork, in the child, which has no other threads.

@@ -250,8 +250,9 @@ unsafe extern "C" {
     fn plimsoll_autocast(on_cuda: i32, on: i32);
     fn plimsoll_intercept(on: i32);
     fn plimsoll_stand_by();
-    fn plimsoll_step_aside() -> i64;
-    fn plimsoll_step_back(before: i64);
+    fn plimsoll_step_aside();
+    fn plimsoll_times_aside() -> usize;
+    fn plimsoll_step_back(times: usize);
     fn plimsoll_postpone(signal: i32) -> i32;
     fn plimsoll_forget_bystanders();
     fn plimsoll_without_python() -> *mut c_void;
@@ -441,15 +442,20 @@ pub(crate) fn stand_by() {
     unsafe { plimsoll_stand_by() }
 }
 
-/// This thread is a bystander until [`step_back`] is given the result.
-pub(crate) fn step_aside() -> i64 {
+/// This thread is a bystander until [`step_back`] is told how often it had been one so before.
+pub(crate) fn step_aside() {
     // SAFETY: it looks at this thread alone.
     unsafe { plimsoll_step_aside() }
 }
 
-pub(crate) fn step_back(before: i64) {
+pub(crate) fn times_aside() -> usize {
     // SAFETY: as above.
-    unsafe { plimsoll_step_back(before) }
+    unsafe { plimsoll_times_aside() }
+}
+
+pub(crate) fn step_back(times: usize) {
+    // SAFETY: as above.
+    unsafe { plimsoll_step_back(times) }
 }
 
 /// Whether the handler of a signal comes later.

@@ -1,16 +1,20 @@
 #include "switches.h"
 
+#include "allocator.h"
 #include "numbered.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_test_parallel_materialize.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #ifdef __SSE__
 #include <xmmintrin.h>
@@ -61,7 +65,8 @@ uint32_t floating_point() {
 void set_floating_point([[maybe_unused]] uint32_t wanted) {
 #ifdef __SSE__
   // Threads that kernels share their work with are made when they are first needed, and keep for good what is set then.
-  at::parallel_for(0, at::get_num_threads(), 1, [](int64_t, int64_t) {});
+  Uncounted uncounted;
+  at::_test_parallel_materialize(at::empty({1}), at::get_num_threads());
   _mm_setcsr((_mm_getcsr() & ~kChangesResults) | wanted);
 #endif
 }
@@ -107,6 +112,8 @@ struct Switches {
   // To which type, by device; undefined where nothing is cast.
   Types autocast{c10::ScalarType::Undefined, c10::ScalarType::Undefined};
   uint32_t floating_point = 0;
+  // Where that is not as usual: the threads that share its work have settings of their own.
+  std::thread::id of_thread;
   bool without_tf32 = false;
   int threads = 0;
 
@@ -120,6 +127,7 @@ struct Switches {
       if (C10_UNLIKELY(!c10::impl::tls_is_dispatch_key_excluded(kAutocasts[index].key)))
         now.autocast[index] = at::autocast::get_autocast_dtype(kAutocasts[index].device);
     now.floating_point = plimsoll::floating_point();
+    if (C10_UNLIKELY(now.floating_point != 0)) now.of_thread = std::this_thread::get_id();
     now.without_tf32 = at::NoTF32Guard::should_disable_tf32();
     now.threads = at::get_num_threads();
     return now;
@@ -136,15 +144,15 @@ struct Switches {
       c10::impl::tls_set_dispatch_key_excluded(kAutocasts[index].key, !is_cast);
       if (is_cast) at::autocast::set_autocast_dtype(kAutocasts[index].device, autocast[index]);
     }
+    if (threads != before.threads) at::set_num_threads(threads);
     if (floating_point != before.floating_point) set_floating_point(floating_point);
     if (without_tf32 != before.without_tf32) set_without_tf32(without_tf32);
-    if (threads != before.threads) at::set_num_threads(threads);
   }
 
   bool operator==(const Switches& other) const {
     return context == other.context && precision == other.precision && default_type == other.default_type &&
-           autocast == other.autocast && floating_point == other.floating_point && without_tf32 == other.without_tf32 &&
-           threads == other.threads;
+           autocast == other.autocast && floating_point == other.floating_point && of_thread == other.of_thread &&
+           without_tf32 == other.without_tf32 && threads == other.threads;
   }
 };
 
@@ -162,6 +170,8 @@ auto& known = *new Numbered<Switches, 256>();  // outlives every recipe
 std::optional<uint16_t> switches_now() { return known.number(Switches::now()); }
 
 Switched::Switched(uint16_t wanted) : wanted_(known.value(wanted)) {
+  TORCH_CHECK(wanted_.of_thread == std::thread::id() || wanted_.of_thread == std::this_thread::get_id(),
+              "an operator that ran while its processor rounded otherwise, or flushed to zero, runs again in its own thread alone");
   Switches now = Switches::now();
   if (now == wanted_) return;
   before_ = std::make_unique<Before>(Before{now, cast_to()});

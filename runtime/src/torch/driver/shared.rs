@@ -97,12 +97,12 @@ impl Shared {
         mut driver: MutexGuard<'a, Driver>,
         mut rebuild: Rebuild,
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
-        let before_ns = driver.residency.reactive.rerun_ns;
+        let before = driver.residency.reactive.reruns;
         loop {
             let next = match driver.residency.next_job(&mut rebuild) {
                 Ok(Some(job)) => self.run(driver, job),
                 Ok(None) => {
-                    driver.residency.learn(rebuild.goal(), before_ns);
+                    driver.residency.learn(before);
                     return Ok(driver);
                 }
                 Err(fault) => {

@@ -77,7 +77,7 @@ impl Library {
         Next { leader, wanted, line_bytes: if over { u64::MAX } else { budget_bytes }, cuts }
     }
 
-    /// Where every operator was refused nothing was evicted, whatever the budget.
+    /// Where every operator was refused nothing was evicted: more was there than the budget from the beginning.
     fn end_refusal(&self, driver: &mut Driver, ended: &mut Ended) {
         if driver.refusal.take().is_some() {
             ended.report.over_budget_bytes = ended.report.peak_bytes.saturating_sub(self.budget.0);
