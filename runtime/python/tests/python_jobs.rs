@@ -771,7 +771,7 @@ fn what_interrupts_compiled_layers_that_run_again_waits() {
     if !has_headers() {
         return;
     }
-    let budgets = ["--budget 7MB", "--budget 12.8MB --recompute-alone"];
+    let budgets = ["--budget 7MB", "--budget 12MB --recompute-alone"];
     for within in ground.finds_the_same("interrupted.py", "", &[], budgets) {
         assert!(within["evictions"].as_u64() > Some(0), "{within}");
     }

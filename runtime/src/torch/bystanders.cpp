@@ -1,12 +1,19 @@
 #include "bystanders.h"
 
+#include "accelerator.h"
+#include "allocator.h"
 #include "entries.h"
 #include "interceptor.h"
 
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -34,14 +41,13 @@ void set_not_intercepted(bool on) {
 enum class Within { None, AnIterations, ABystanders };
 
 std::mutex* drawing = new std::mutex();  // another one in a process that was forked
-std::atomic<uint64_t> drawn{0};          // how often it was taken for the program
 thread_local int64_t drawing_here = 0;   // how often this thread holds it
 
 // How a thread was before it stepped aside.
 struct Before {
   Within within;
   int64_t drawing_here;
-  uint64_t drawn;
+  std::vector<at::Tensor> generators;  // their states, where it held the lock
 };
 thread_local std::vector<Before> asides;
 thread_local uint64_t drawn_aside_here = 0;
@@ -88,12 +94,39 @@ void stand_by() {
   if (!c10::impl::tls_is_dispatch_key_included(kInterceptorKey)) set_keys(false);
 }
 
+namespace {
+
+// Of the default generators that operators may draw by.
+std::vector<at::Tensor> generator_states() {
+  Uncounted uncounted;
+  c10::impl::ExcludeDispatchKeyGuard unseen(
+      kNotIntercepted | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  std::vector<at::Tensor> states;
+  auto add = [&](c10::Device device) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    states.push_back(generator.get_state());
+  };
+  add(c10::kCPU);
+  if (counts_accelerator()) add(counted_device());
+  return states;
+}
+
+bool are_same(const std::vector<at::Tensor>& some, const std::vector<at::Tensor>& others) {
+  return std::equal(some.begin(), some.end(), others.begin(), others.end(), [](const at::Tensor& one, const at::Tensor& other) {
+    return one.nbytes() == other.nbytes() && !std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes());
+  });
+}
+
+}  // namespace
+
 void step_aside() {
   auto local = c10::impl::tls_local_dispatch_key_set();
   bool is_within = local.included_.has(kInterceptorKey) && local.excluded_.has_all(kNotIntercepted);
   Within within = !is_within ? Within::None : is_bystander() ? Within::ABystanders : Within::AnIterations;
-  asides.push_back({within, drawing_here, drawn});
+  asides.push_back({within, is_within ? drawing_here : 0, {}});
   if (!is_within) return;
+  if (drawing_here > 0) asides.back().generators = generator_states();
   c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, true);
   set_not_intercepted(false);
   if (std::exchange(drawing_here, 0) > 0) drawing->unlock();
@@ -103,14 +136,14 @@ size_t times_aside() { return asides.size(); }
 
 void step_back(size_t times) {
   for (; asides.size() > times; asides.pop_back()) {
-    Before before = asides.back();
+    const Before& before = asides.back();
     if (before.within == Within::None) continue;
+    set_not_intercepted(true);
     if (before.drawing_here > 0) {
       draws().release();
       drawing_here = before.drawing_here;
-      drawn_aside_here += drawn - before.drawn;
+      drawn_aside_here += !are_same(before.generators, generator_states());
     }
-    set_not_intercepted(true);
     c10::impl::tls_set_dispatch_key_excluded(kBystanderKey, before.within == Within::ABystanders);
   }
 }
@@ -197,12 +230,6 @@ void DrawsMutex::unlock() {
 Draws draws() {
   static DrawsMutex mutex;
   return Draws(mutex);
-}
-
-Draws draws_anew() {
-  Draws held = draws();
-  ++drawn;
-  return held;
 }
 
 }  // namespace plimsoll

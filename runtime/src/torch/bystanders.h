@@ -69,9 +69,8 @@ class DrawsMutex {
 };
 using Draws = std::unique_lock<DrawsMutex>;
 Draws draws();
-// The same, for an operator of the program's.
-Draws draws_anew();
-// How often random numbers were drawn while this thread had stepped aside: a rerun of what it was within would draw others.
+// How often libtorch's default generators have moved on while this thread had stepped aside: a rerun of what it was within would draw
+// other numbers.
 uint64_t drawn_aside();
 
 // While there is one, this thread runs an operator again: it holds what bystanders wait for, so what interrupts it cannot be one. A signal

@@ -75,7 +75,7 @@ class Call {
     answer_ = ask();
     or_fail([&] {
       if (C10_UNLIKELY(facts_.is_random) && (!beside_ || beside_->is_heard)) {
-        draws_ = draws_anew();
+        draws_ = draws();
         drawn_aside_ = drawn_aside();
       }
       if ((answer_ & PLIMSOLL_RECIPE) && !not_replayable_) {
