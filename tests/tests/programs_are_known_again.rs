@@ -601,7 +601,8 @@ fn batches_that_are_made_in_ways_of_their_own() {
     let kind = (Kind::Float, Device::Cpu);
     let iterate = |weights: &Tensor, iteration: i64| {
         tch::manual_seed(iteration);
-        let mut batch = Tensor::randn([128 + 3 * iteration, 256], kind);
+        // Smaller every time: no plan made for another that makes it again lacks room for it.
+        let mut batch = Tensor::randn([248 - 3 * iteration, 256], kind);
         if iteration % 3 == 0 {
             batch = batch.flip([1]);
         }
