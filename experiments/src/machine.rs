@@ -6,14 +6,14 @@
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Args;
 use plimsoll_env::config::AS_RECORDED;
 use plimsoll_env::hardware::{HardwareProfile, Roofline};
 use plimsoll_runtime::{Link, Trace};
 
 use crate::link::{LATENCY_NS, LinkFlag};
-use crate::outputs::write_json;
+use crate::outputs::{read_json, write_json};
 
 /// The file, beside traces, that says what the machine that recorded them does at best.
 pub const RECORDED_ON: &str = "recorded-on.json";
@@ -141,10 +141,8 @@ impl RecordedOn {
         }
         let path = self.folder.join(RECORDED_ON);
         let roofline = if path.exists() {
-            let name = || path.display().to_string();
-            let roofline: Roofline =
-                serde_json::from_slice(&std::fs::read(&path).with_context(name)?).with_context(name)?;
-            ensure!(roofline.is_plausible(), "{}: no machine is of such rates", name());
+            let roofline: Roofline = read_json(&path)?;
+            ensure!(roofline.is_plausible(), "{}: no machine is of such rates", path.display());
             roofline
         } else {
             eprintln!(

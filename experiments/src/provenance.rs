@@ -3,13 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use anyhow::Context;
-
 use plimsoll_env::config::FamilyConfig;
 use plimsoll_runtime::policy_file::Provenance;
 use serde::{Deserialize, Serialize};
 
-use crate::outputs::write_json;
+use crate::outputs::{read_json, write_json};
 
 /// The calls of the command that have made something, or are about to.
 #[derive(Default, Serialize, Deserialize)]
@@ -21,11 +19,7 @@ pub struct Calls {
 impl Calls {
     /// This one, after those that are told of at `path`, if something is.
     pub fn and_this(path: &Path) -> anyhow::Result<Self> {
-        let name = || path.display().to_string();
-        let mut calls: Calls = match path.exists() {
-            true => serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)?,
-            false => Calls::default(),
-        };
+        let mut calls = if path.exists() { read_json(path)? } else { Calls::default() };
         calls.commands.push(command_line());
         Ok(calls)
     }

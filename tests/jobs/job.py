@@ -45,6 +45,11 @@ def iteration(runtime):
     return runtime.iteration() if runtime else contextlib.nullcontext()
 
 
+def make_room(others, size=256):
+    """So many others come, of which one goes again."""
+    return [torch.empty(size, size) for _ in range(others)][1:]
+
+
 def by_address(function):
     """`function`, of which plimsoll is told that it uses tensors by their addresses, where there is a budget."""
     plimsoll = sys.modules.get("plimsoll")

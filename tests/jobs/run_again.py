@@ -11,17 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SIZE = 256
 
 
-def make_room(others=4):
-    """Others come, of which one goes again."""
-    return [torch.empty(SIZE, SIZE) for _ in range(others)][1:]
-
-
 def average(numbers):
     doubled = numbers * 2
     rows = torch.tensor([0, 1, 2, 1, 5, 1])
     # Sums are written before there is room to count what was added.
     doubled.index_reduce_(0, rows, torch.ones(6, SIZE), "mean")
-    return doubled, make_room()
+    return doubled, job.make_room(4)
 
 
 @torch.jit.script
@@ -36,7 +31,7 @@ def rolled(numbers: torch.Tensor, times: int):
 def roll(numbers):
     with torch.inference_mode():
         [once] = rolled(numbers, 1)
-        return once, make_room()
+        return once, job.make_room(4)
 
 
 def define(scales):
@@ -54,7 +49,7 @@ def scale(numbers):
         doubled = numbers * 2
         define(scales)(doubled)
     # Something else can be made again.
-    return doubled, [numbers * 3, make_room(3)]
+    return doubled, [numbers * 3, job.make_room(3)]
 
 
 class Sevens(TorchDispatchMode):
@@ -65,7 +60,7 @@ class Sevens(TorchDispatchMode):
 
 def halve(numbers):
     half = numbers * 0.5
-    others = make_room()
+    others = job.make_room(4)
     with Sevens():
         job.by_address(lambda numbers: None)(half)
     return half, others

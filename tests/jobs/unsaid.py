@@ -13,11 +13,6 @@ import torch._inductor.lowering  # which defines what resizes storages
 SIZE = 256
 
 
-def make_room(others=5):
-    """Others come, of which one goes again."""
-    return [torch.empty(SIZE, SIZE) for _ in range(others)][1:]
-
-
 class WithoutTF32:
     """As formulas of libtorch's for backward passes run what they call."""
 
@@ -40,11 +35,11 @@ def look_for_tf32(numbers):
     library.impl("tril", lambda numbers, diagonal=0: torch.full_like(numbers, WithoutTF32.is_on()), "CPU")
     with WithoutTF32():
         without = numbers.tril()
-    make_room(6)
+    job.make_room(6)
     found = [without.mean().item()]
     del without
     made = numbers.tril()
-    make_room(6)
+    job.make_room(6)
     with WithoutTF32():
         found.append(made.mean().item())
     library._destroy()
@@ -53,7 +48,7 @@ def look_for_tf32(numbers):
 
 def resize(numbers):
     doubled = numbers * 2
-    made, others = doubled.sin(), make_room()
+    made, others = doubled.sin(), job.make_room(5)
     torch.ops.inductor.resize_storage_bytes_(doubled, 0)
     return [made.sum().item(), len(others)]
 
@@ -61,7 +56,7 @@ def resize(numbers):
 def accumulate(numbers):
     parameter = torch.nn.Parameter(torch.zeros(SIZE, SIZE))
     parameter.grad = numbers.sin()
-    make_room()
+    job.make_room(5)
     torch.ops.inductor.accumulate_grad_(parameter, numbers)
     return [parameter.grad.sum().item()]
 
@@ -70,11 +65,11 @@ def clone_lazily(numbers):
     tripled = numbers * 3
     clone = torch._lazy_clone(tripled[1:].t())
     layout = [list(clone.shape), clone.stride(), clone.storage_offset()]
-    make_room()
+    job.make_room(5)
     clone.add_(1)
     found = [clone.sum().item()]
     del clone
-    make_room()
+    job.make_room(5)
     return [*found, tripled.sum().item(), layout]
 
 

@@ -17,7 +17,10 @@ pub(super) fn is_rate(per_s: f64) -> bool {
     (1e6..=1e21).contains(&per_s)
 }
 
-/// Whether it may be the time that something takes, in nanoseconds.
+/// What the time of something has to be, in nanoseconds.
+const COST_RULE: &str = "must be from 0 to 1e9";
+
+/// Whether it is that.
 pub(super) fn is_cost(ns: f64) -> bool {
     (0.0..=1e9).contains(&ns)
 }
@@ -94,10 +97,10 @@ impl HardwareProfile {
         require("flops_per_s", self.flops_per_s.contains_key(&Precision::F32), "must have a value for f32")?;
         require("flops_per_s", self.flops_per_s.values().copied().all(is_rate), RATE_RULE)?;
         require("memory_bytes_per_s", is_rate(self.memory_bytes_per_s), RATE_RULE)?;
-        require("launch_overhead_ns", is_cost(self.launch_overhead_ns), "must be from 0 to 1e9")?;
+        require("launch_overhead_ns", is_cost(self.launch_overhead_ns), COST_RULE)?;
         require("link.offload_bytes_per_s", is_rate(link.offload_bytes_per_s), RATE_RULE)?;
         require("link.prefetch_bytes_per_s", is_rate(link.prefetch_bytes_per_s), RATE_RULE)?;
-        require("link.contention_ns_per_byte", is_cost(link.contention_ns_per_byte), "must be from 0 to 1e9")
+        require("link.contention_ns_per_byte", is_cost(link.contention_ns_per_byte), COST_RULE)
     }
 
     /// The roofline for numbers held as `precision` says; none where the machine has no units for it.

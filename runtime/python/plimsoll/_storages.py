@@ -204,6 +204,7 @@ def _constants_of(function, *_, **__):
 
 
 def _held_by_script(m, *_, **__):
+    # By that name, for functions may be given it by name.
     held = [*m.parameters(), *m.buffers()]
     for part in m.modules():
         if isinstance(part, torch.jit.ScriptModule):

@@ -23,7 +23,7 @@ use crate::link::bandwidth;
 use crate::loops::{LoopFlags, RECORDED_ITERATIONS};
 use crate::machine::Machine;
 use crate::members::{self, Recorded};
-use crate::outputs::write_json;
+use crate::outputs::{read_json, write_json};
 use crate::progress;
 use crate::provenance::{command_line, commit};
 
@@ -258,8 +258,7 @@ fn sign(path: &str, contestant: &Contestant, summary: &[Summary]) -> anyhow::Res
 fn known(reports: &[PathBuf], hardware: &str, copies: Link) -> anyhow::Result<Known> {
     let mut points = Vec::new();
     for path in reports {
-        let name = || path.display().to_string();
-        let report: Earlier = serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)?;
+        let report: Earlier = read_json(path)?;
         let theirs = report.hardware;
         ensure!(theirs == hardware, "--known {}: its times are those of {theirs}, not of {hardware}", path.display());
         let theirs = report.copies;
