@@ -61,6 +61,11 @@ impl Policy for LearnedPolicy {
         true
     }
 
+    /// It has learned on iterations that are known to their end.
+    fn decides_unopened(&self) -> bool {
+        false
+    }
+
     fn choose(&mut self, pressure: &Pressure<'_>) -> Option<Choice> {
         let mut best: Option<(f32, Choice)> = None;
         let LearnedPolicy { network, decode } = self;

@@ -35,7 +35,7 @@ pub trait Policy {
     }
 
     /// Whether [`Policy::choose`] can be asked where [`Policy::open`] was not: while an iteration runs that nobody has
-    /// seen before.
+    /// seen before. There are no features then.
     fn decides_unopened(&self) -> bool {
         true
     }

@@ -28,15 +28,20 @@ def begin(description, *numbers):
     parser.add_argument("--budget")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--recompute-alone", action="store_true")
+    parser.add_argument("--swap-alone", action="store_true")
     for number in numbers:
         parser.add_argument(f"--{number}", type=int)
     asked = parser.parse_args()
+    # As launchers do: a runtime that is made later draws nothing.
+    if asked.device != "cpu":
+        torch.cuda.init()
+    torch.manual_seed(0)
     runtime = None
     if asked.budget:
         import plimsoll
 
-        runtime = plimsoll.Runtime(asked.budget, device=asked.device, swap=False if asked.recompute_alone else None)
-    torch.manual_seed(0)
+        swap, recompute = (False if other else None for other in (asked.recompute_alone, asked.swap_alone))
+        runtime = plimsoll.Runtime(asked.budget, device=asked.device, swap=swap, recompute=recompute)
     return runtime, asked.device, *(getattr(asked, number) for number in numbers)
 
 

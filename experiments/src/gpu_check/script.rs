@@ -105,8 +105,13 @@ fn run_with(
     };
     let complaints = String::from_utf8_lossy(&std::fs::read(&complained_at)?).into_owned();
     // Libraries may have more to say when the error has been told.
-    let said = telling_line(&complaints, |line| line.contains("Error"));
+    let said = telling_line(&complaints, tells_error);
     Ok(Ended::ByItself(status, said.unwrap_or_default().to_owned()))
+}
+
+/// Whether that is where Python says what was raised.
+fn tells_error(line: &str) -> bool {
+    line.split_once(':').is_some_and(|(raised, _)| raised.ends_with("Error") && !raised.contains(' '))
 }
 
 /// Why a program came to nothing.
@@ -152,4 +157,16 @@ pub fn described(member: &Member, request: &Request) -> anyhow::Result<Value> {
     };
     let device = request.device.to_string();
     Ok(json!({ "device": device, "family": family, "config": config, "bf16": member.manner.bf16 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_python_raised_is_told_apart_from_what_libraries_say() {
+        let said = "Traceback (most recent call last):\ntorch.OutOfMemoryError: 8 bytes\n[W ProcessGroupNCCL] Error: not destroyed\n";
+        assert_eq!(telling_line(said, tells_error), Some("torch.OutOfMemoryError: 8 bytes"));
+        assert_eq!(telling_line("Aborted\n\n", tells_error), Some("Aborted"));
+    }
 }

@@ -14,8 +14,8 @@ use serde_json::Value;
 use super::script::{self, Nothing};
 use super::{CUT_SHORT, Deadline, Findings, LEFT_OUT, Request};
 
-/// More than any of the jobs takes: one that hangs would keep others waiting that run alone.
-const JOB_TIME: Duration = Duration::from_secs(90);
+/// More than any of the jobs takes, though many begin at once: one that hangs would keep others waiting that run alone.
+const JOB_TIME: Duration = Duration::from_secs(150);
 /// Cores for each of the jobs that run beside each other.
 const CORES: usize = 2;
 /// No budget: what a job takes is counted.

@@ -87,6 +87,11 @@ def _prepare_interpreted_functions(module):
     module.InterpretedFunction.run = _announced(module.InterpretedFunction.run, _operands)
 
 
+def _prepare_tuned_functions(module):
+    # All launches of one that is still being tuned, which are timed, are one region: to enter one takes longer than a kernel may.
+    module.Autotuner.run = _announced(module.Autotuner.run, _operands)
+
+
 def _prepare_compiled_kernels(module):
     get_launcher = module.CompiledKernel.__getitem__
     module.CompiledKernel.__getitem__ = lambda kernel, grid: _announced(get_launcher(kernel, grid), _operands)
@@ -102,5 +107,6 @@ for _extension in _EXTENSIONS:
     when_loaded(_extension, _prepare_extension)
 
 when_loaded("triton.runtime.jit", _prepare_functions)
+when_loaded("triton.runtime.autotuner", _prepare_tuned_functions)
 when_loaded("triton.runtime.interpreter", _prepare_interpreted_functions)
 when_loaded("triton.compiler.compiler", _prepare_compiled_kernels)

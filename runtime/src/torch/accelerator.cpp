@@ -120,10 +120,11 @@ class AskingAllocator final : public caching::CUDAAllocator {
 
   bool initialized() override { return native->initialized(); }
   void emptyCache(c10::MempoolId_t pool) override { native->emptyCache(pool); }
-  void recordStream(const at::DataPtr& bytes, c10::cuda::CUDAStream stream) override { native->recordStream(bytes, stream); }
-  void recordStream(const at::DataPtr& bytes, c10::Stream stream) override {
-    native->recordStream(bytes, c10::cuda::CUDAStream(stream));
+  void recordStream(const at::DataPtr& bytes, c10::cuda::CUDAStream stream) override {
+    entries().note_user(bytes, stream);
+    native->recordStream(bytes, stream);
   }
+  void recordStream(const at::DataPtr& bytes, c10::Stream stream) override { recordStream(bytes, c10::cuda::CUDAStream(stream)); }
   caching::DeviceStats getDeviceStats(c10::DeviceIndex device) override { return native->getDeviceStats(device); }
   void resetAccumulatedStats(c10::DeviceIndex device) override { native->resetAccumulatedStats(device); }
   void resetPeakStats(c10::DeviceIndex device) override { native->resetPeakStats(device); }

@@ -261,8 +261,8 @@ Call::Storages Call::find_created(const c10::IValue* results, bool watch) {
                          : foreign ? "not allocated by libtorch's allocator"
                          : is_kept ? kKept
                                    : facts_.locks;
-    // A program fills in past the dispatcher what the processor can reach.
-    if (watch && storage->device().is_cpu()) entries().watch(entry, *storage);
+    // A program fills in past the dispatcher what the processor can reach. What is not ours is never made again.
+    if (watch && !foreign && storage->device().is_cpu()) entries().watch(entry, *storage);
     created_.push_back({entry, foreign ? 0 : storage->nbytes(), locked});
   }
   return created;

@@ -240,12 +240,15 @@ void* Entries::park(PlimsollEntry entry) {
 void Entries::unpark(PlimsollEntry entry) {
   Storage storage = lock(entry);
   at::DataPtr absent;  // freed without its owner's report
-  Guard guard(mutex_);
-  Extension& kept = extension(entry);
-  TORCH_CHECK(kept.parked, "storage ", entry, " has no bytes parked");
-  name(kept.parked, entry);
-  absent = storage->set_data_ptr(take_parked(at(entry)));
-  absent.release_context();
+  {
+    Guard guard(mutex_);
+    Extension& kept = extension(entry);
+    TORCH_CHECK(kept.parked, "storage ", entry, " has no bytes parked");
+    name(kept.parked, entry);
+    absent = storage->set_data_ptr(take_parked(at(entry)));
+    absent.release_context();
+  }
+  tell_users(entry, storage->data_ptr());
 }
 
 void Entries::release(PlimsollEntry entry) {
@@ -275,11 +278,29 @@ void* Entries::stream_of(PlimsollEntry entry) {
   return extension ? extension->stream.value_or(nullptr) : nullptr;
 }
 
+void Entries::note_user(const at::DataPtr& bytes, c10::Stream stream) {
+  Guard guard(mutex_);
+  PlimsollEntry entry = owner_of(bytes).value_or(0) & ~kBeside;
+  if (!entry) return;
+  auto& users = extension(entry).users;
+  if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
+}
+
+void Entries::tell_users(PlimsollEntry entry, const at::DataPtr& bytes) {
+  std::vector<c10::Stream> users;
+  {
+    Guard guard(mutex_);
+    if (const auto& extension = at(entry).extension) users = extension->users;
+  }
+  for (c10::Stream user : users) use_in_stream(bytes, user);
+}
+
 void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
   Storage target = lock(to);
   Storage source = lock(from);
   // Another stream's, where that ran what made it: before it is used again there, this one has let go of it.
-  if (void* stream = stream_of(to); stream != accelerator_stream_of(source->data_ptr())) use_in_stream(source->data_ptr(), stream);
+  if (void* stream = stream_of(to); stream != accelerator_stream_of(source->data_ptr()))
+    use_in_stream(source->data_ptr(), stream_named(stream));
   at::DataPtr absent;
   {
     Guard guard(mutex_);
@@ -290,6 +311,7 @@ void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
     absent = target->set_data_ptr(std::move(bytes));
     absent.release_context();
   }
+  tell_users(to, target->data_ptr());
   discard(from);
 }
 

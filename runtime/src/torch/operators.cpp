@@ -118,8 +118,6 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
   if (kOfQuantizer.count(bare)) locks = "a part of a quantized tensor";
   if (bare == "replaced" || bare == "resize_storage_bytes_") locks = "changes its size";
   is_region = space == "plimsoll" && bare == "region";
-  // It was said of the block that it has now.
-  if (bare == "record_stream") locks = "another stream may use it yet when it is let go of";
   if (space == "plimsoll" && bare == "lend") locks = kLent;
   if (space == "plimsoll" && bare == "keep") locks = kKept;
   reads_storage = space == "plimsoll" && (bare == "read" || bare == "keep");

@@ -1,6 +1,6 @@
 //! Makes room when bytes run out: evicts idle storages, one decision after another, until the allocation fits.
 //!
-//! The decisions are those of a policy on a [`Pressure`], as in a planner's sweep. What a sweep reads from a trace is
+//! The decisions are those of a rule on a [`Pressure`], as in a planner's sweep. What a sweep reads from a trace is
 //! estimated here: a storage idle for so long is expected to stay idle for as long again (Lindy's rule), copies hide
 //! behind nothing, and reruns take longer than what is dropped by now says, by as much as they have lately.
 
@@ -9,10 +9,9 @@ use super::residency::{Fault, Live, Place, Residency, Restoring};
 use super::shim::{self, Entry};
 use crate::baselines::Dtr;
 use crate::estimate::ANCESTORS_MAX;
-use crate::estimate::features::{Ahead, Describer, Scene};
 use crate::hardware::{Link, Tier};
 use crate::lineage::{EVICTION_FLOOR_BYTES, WindowId};
-use crate::observation::{Candidate, FEATURES, Pressure};
+use crate::observation::{Candidate, Pressure};
 use crate::plan::{Action, ActionSet};
 use crate::policy::{Choice, Policy};
 
@@ -101,10 +100,6 @@ pub(crate) struct Reactive {
     pub(crate) budget_bytes: u64,
     /// Where evictions start: the budget, or above it while what exceeds it is restored.
     pub(crate) line_bytes: u64,
-    /// What an iteration takes, as far as is known.
-    pub(crate) makespan_ns: u64,
-    /// When the iteration under way started, on the table's clock.
-    pub(crate) started_ns: u64,
     /// What operators that found no room would have needed, with all else evicted; none before there was one.
     pub(crate) least_bytes: u64,
     /// The place in the table at which the next decision begins to look for candidates.
@@ -113,8 +108,6 @@ pub(crate) struct Reactive {
     experience: Experience,
     entries: Vec<Entry>,
     candidates: Vec<Candidate>,
-    features: Vec<f32>,
-    describer: Describer,
 }
 
 impl Reactive {
@@ -125,22 +118,18 @@ impl Reactive {
             link,
             budget_bytes: u64::MAX,
             line_bytes: u64::MAX,
-            makespan_ns: 0,
-            started_ns: 0,
             least_bytes: 0,
             next_look: 0,
             reruns: Reruns::default(),
             experience: Experience::default(),
             entries: Vec::new(),
             candidates: Vec::new(),
-            features: Vec::new(),
-            describer: Describer::default(),
         }
     }
 
     /// An iteration begins.
-    pub(super) fn begin(&mut self, now_ns: u64) {
-        (self.started_ns, self.next_look) = (now_ns, 0);
+    pub(super) fn begin(&mut self) {
+        self.next_look = 0;
         self.experience.fade();
     }
 }
@@ -214,9 +203,13 @@ impl Residency {
         self.reactive.least_bytes = self.reactive.least_bytes.max(needed_bytes);
         let (budget, least) = (self.reactive.budget_bytes, self.reactive.least_bytes);
         let also = if self.swaps.are_refused { "; a copy to a slow tier has failed" } else { "" };
+        let nothing = match shim::is_capturing() {
+            true => "nothing may leave while a CUDA graph is captured",
+            false => "nothing is left to evict",
+        };
         Fault::NoRoom(format!(
-            "{wanted_bytes} bytes more exceed the budget of {budget} bytes, and nothing is left to evict{also}; the least \
-             feasible budget found so far is {least} bytes"
+            "{wanted_bytes} bytes more exceed the budget of {budget} bytes, and {nothing}{also}; the least feasible budget \
+             found so far is {least} bytes"
         ))
     }
 
@@ -224,6 +217,9 @@ impl Residency {
     fn evict_some(&mut self, deficit_bytes: u64) -> Result<bool, Fault> {
         if self.absorb_pressed()? {
             return Ok(true);
+        }
+        if shim::is_capturing() {
+            return Ok(false);
         }
         let under_way: u64 = self.offloading.iter().filter_map(|&entry| self.get(entry)).map(|live| live.bytes).sum();
         if under_way >= deficit_bytes {
@@ -353,40 +349,13 @@ impl Residency {
     /// What the policy evicts, if anything is `eligible`.
     fn choose(&mut self, deficit_bytes: u64, eligible: Eligible) -> Option<(Entry, Action)> {
         self.find_candidates(eligible);
-        let mut reactive = std::mem::replace(&mut self.reactive.policy, Box::new(Dtr));
-        let facts = &mut self.reactive;
-        let (candidates, features) = (&facts.candidates, &mut facts.features);
+        let Reactive { policy, candidates, entries, .. } = &mut self.reactive;
         if candidates.is_empty() {
-            facts.policy = reactive;
             return None;
         }
-        features.clear();
-        let now_ns = self.started.elapsed().as_nanos() as u64;
-        let elapsed_ns = now_ns - facts.started_ns;
-        if reactive.reads_features() {
-            features.resize(candidates.len() * FEATURES, 0.0);
-            let makespan_ns = facts.makespan_ns.max(elapsed_ns);
-            let scene = Scene {
-                makespan_ns,
-                elapsed_ns,
-                deficit_bytes,
-                wait: None,
-                offload_claimed_ns: 0,
-                prefetch_claimed_ns: 0,
-            };
-            // The highest demand known, and all that is known to be over the budget, is here and now.
-            let ahead = |row: usize| Ahead {
-                covers_peak: true,
-                over_budget_time: 1.0,
-                over_budget_area: (candidates[row].bytes as f32 / deficit_bytes.max(1) as f32).min(1.0),
-                prefetch_claimed_ns: 0,
-            };
-            facts.describer.describe(&scene, candidates, ahead, features);
-        }
-        let pressure = Pressure { operator: 0, deficit_bytes, wait: None, candidates, features };
-        let chosen = reactive.choose(&pressure).or_else(|| Dtr.choose(&pressure));
-        facts.policy = reactive;
-        chosen.map(|Choice { candidate, action }| (facts.entries[candidate], action))
+        let pressure = Pressure { operator: 0, deficit_bytes, wait: None, candidates, features: &[] };
+        let chosen = policy.choose(&pressure).or_else(|| Dtr.choose(&pressure));
+        chosen.map(|Choice { candidate, action }| (entries[candidate], action))
     }
 
     /// The storages that are `eligible`, and what evicting them would cost.

@@ -341,7 +341,7 @@ impl Residency {
     pub(crate) fn begin(&mut self) {
         self.part = self.part.wrapping_add(1);
         self.report = IterationReport::default();
-        self.reactive.begin(self.now_ns());
+        self.reactive.begin();
         self.lock_lent();
     }
 

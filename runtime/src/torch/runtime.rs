@@ -117,8 +117,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The learned policy that decides, offline and when bytes run out. Where neither it nor a baseline is named, DTR's rule
-    /// for drops and swaps (`dtr-swap`) decides when bytes run out, and the [`Planner`] searches for plans by itself.
+    /// The learned policy that the [`Planner`] decodes. Where neither it nor a baseline is named, the planner searches for plans by
+    /// itself. Either way DTR's rule for drops and swaps (`dtr-swap`) decides when bytes run out.
     ///
     /// The file has been read: what becomes of it later does not matter.
     pub fn policy(mut self, policy: PolicyFile) -> Self {

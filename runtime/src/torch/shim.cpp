@@ -147,6 +147,7 @@ int32_t plimsoll_empty_device_cache(void) {
 int32_t plimsoll_note_stream(void) {
   return guarded([&] { note_stream(); });
 }
+int32_t plimsoll_is_capturing(void) noexcept { return is_capturing(); }
 int32_t plimsoll_join_streams(void) {
   return guarded([&] { join_streams(); });
 }

@@ -237,6 +237,7 @@ unsafe extern "C" {
     fn plimsoll_set_device_share(share: f64) -> i32;
     fn plimsoll_empty_device_cache() -> i32;
     fn plimsoll_note_stream() -> i32;
+    fn plimsoll_is_capturing() -> i32;
     fn plimsoll_join_streams() -> i32;
     fn plimsoll_time_on_device(timing: i32);
     fn plimsoll_device_interrupted();
@@ -380,8 +381,14 @@ pub(crate) fn note_stream() -> Result<(), ShimError> {
     checked(unsafe { plimsoll_note_stream() })
 }
 
+/// Whether a CUDA graph is being captured in the current stream of this thread: nothing may leave or come back.
+pub(crate) fn is_capturing() -> bool {
+    // SAFETY: asks.
+    unsafe { plimsoll_is_capturing() != 0 }
+}
+
 /// What a program gives any of its streams from now on comes after all that it has given each of them so far. For a program of one
-/// stream this does nothing.
+/// stream this does nothing. Fails while a CUDA graph is captured.
 pub(crate) fn join_streams() -> Result<(), ShimError> {
     // SAFETY: the device's streams wait for each other; the host does not.
     checked(unsafe { plimsoll_join_streams() })

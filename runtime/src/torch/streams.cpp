@@ -15,6 +15,14 @@
 namespace plimsoll {
 namespace {
 
+// A graph that is being captured may wait for nothing outside, and what it is made of is not queued.
+bool is_capturing(void* stream) {
+  using IsCapturing = int (*)(void* stream, int* status);
+  static auto* ask = reinterpret_cast<IsCapturing>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+  int status = 0;
+  return ask && (ask(stream, &status) != 0 || status != 0);
+}
+
 class Streams {
  public:
   bool are_several() const { return count_.load(std::memory_order_acquire) > 1; }
@@ -25,7 +33,8 @@ class Streams {
     for (const Known& one : known_)
       if (one.handle == handle) return true;
     if (is_capturing(handle)) return false;
-    for (Known& one : known_) one.hold_up(stream);
+    for (Known& one : known_)
+      if (!is_capturing(one.handle)) one.hold_up(stream);
     known_.push_back({stream, handle, c10::Event(c10::kCUDA)});
     count_.store(known_.size(), std::memory_order_release);
     return true;
@@ -33,7 +42,6 @@ class Streams {
 
   void join(c10::Stream here) {
     void* handle = here.native_handle();
-    if (is_capturing(handle)) return;
     Guard guard(mutex_);
     c10::SmallVector<Known*, 8> others;
     for (Known& one : known_)
@@ -69,14 +77,6 @@ class Streams {
       given.block(other);
     }
   };
-
-  // A graph that is being captured may wait for nothing outside, and what it is made of is not queued.
-  static bool is_capturing(void* stream) {
-    using IsCapturing = int (*)(void* stream, int* status);
-    static auto* ask = reinterpret_cast<IsCapturing>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
-    int status = 0;
-    return ask && (ask(stream, &status) != 0 || status != 0);
-  }
 
   std::mutex mutex_;
   std::vector<Known> known_;
@@ -119,14 +119,20 @@ void note_stream_of_bytes(void* stream) {
 
 void* noted_stream() { return noted.handle; }
 
+bool is_capturing() { return counts_accelerator() && is_capturing(current_stream().native_handle()); }
+
 void join_streams() {
+  // Copies would become a part of the graph, and happen when that is launched.
+  TORCH_CHECK(!is_capturing(), "nothing may leave or come back while a CUDA graph is captured");
   note_stream();
   if (streams().are_several()) streams().join(current_stream());
 }
 
-void use_in_stream(const at::DataPtr& bytes, void* stream) {
-  c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(bytes, streams().of(stream));
+void use_in_stream(const at::DataPtr& bytes, c10::Stream stream) {
+  c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(bytes, stream);
 }
+
+c10::Stream stream_named(void* stream) { return streams().of(stream); }
 
 OnCountedDevice::OnCountedDevice() {
   if (counts_accelerator()) guard_.reset_device(counted_device());

@@ -20,10 +20,15 @@ void note_stream();
 void note_stream_of_bytes(void* stream);
 // The stream of the last operator of this thread, as CUDA has it; null is the default one.
 void* noted_stream();
-// What any of them, and the current one, is given from now on comes after all that each of them has been given so far.
+// Whether a CUDA graph is being captured in the current stream: what that is given now is done when the graph is launched.
+bool is_capturing();
+// What any of them, and the current one, is given from now on comes after all that each of them has been given so far. Throws where a
+// graph is being captured.
 void join_streams();
 // Bytes that were allocated for another stream may be used in this one, too, for as long as they live.
-void use_in_stream(const at::DataPtr& bytes, void* stream);
+void use_in_stream(const at::DataPtr& bytes, c10::Stream stream);
+// As libtorch has the one that is that for CUDA.
+c10::Stream stream_named(void* stream);
 // The current stream of this thread.
 c10::Stream current_stream();
 

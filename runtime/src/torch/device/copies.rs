@@ -134,7 +134,9 @@ struct Bed<'a> {
 
 impl<'a> Bed<'a> {
     fn new(engines: &'a Engines, device: Device) -> Result<Self, CopyProbeError> {
-        let factor = Tensor::f_rand([MATRIX, MATRIX], (Kind::Float, device))?;
+        // Nothing is drawn: the program's own random numbers stay those that it would draw without us.
+        let numbers = Tensor::f_arange(MATRIX * MATRIX, (Kind::Float, device))?;
+        let factor = numbers.f_sin()?.f_reshape([MATRIX, MATRIX])?;
         let mut bed = Bed { engine: engines.engine(None)?, engines, device, factor, product_s: 0.0 };
         let nothing = Tensor::f_zeros([1], (Kind::Uint8, device))?;
         bed.product_s = bed.fastest(&nothing, 0, Way::Out, 4)? / 4.0;

@@ -17,7 +17,7 @@ pub(in crate::torch) enum Decider {
 }
 
 impl Decider {
-    /// The policy that decides when bytes run out: DTR's rule, for swaps too, where ours has to see the whole iteration first.
+    /// The rule that decides when bytes run out: DTR's, for swaps too, where ours has to know the whole iteration.
     pub(in crate::torch) fn reactive(&self) -> Box<dyn Policy + Send> {
         let policy = self.policy();
         if policy.decides_unopened() { policy } else { Box::new(DtrSwap) }

@@ -69,7 +69,6 @@ impl Library {
         if over {
             self.report.least_feasible_budget_bytes = self.report.least_feasible_budget_bytes.max(resident_bytes);
         }
-        driver.residency.reactive.makespan_ns = self.makespan_ns;
         let cuts = self.cuts();
         let is_prelude = may_have_prelude && cuts.after_prelude;
         let (leader, wanted) = if is_prelude { (None, Wanted::PRELUDE) } else { self.expect(driver) };
