@@ -32,7 +32,7 @@ def begin(description, *numbers):
     for number in numbers:
         parser.add_argument(f"--{number}", type=int)
     asked = parser.parse_args()
-    # As launchers do: a runtime that is made later draws nothing.
+    # As launchers do. A device that is not in use yet would be seeded when it is, whatever had been drawn there before.
     if asked.device != "cpu":
         torch.cuda.init()
     torch.manual_seed(0)

@@ -19,6 +19,13 @@ def kernels():
         at = tl.arange(0, COUNT)
         tl.store(halves + at, tl.load(values + at) / 2)
 
+    def twice(launch, quantiles):
+        launch()
+        launch()
+        return [0.0 for _ in quantiles]
+
+    # Both are tried when it is launched first.
+    @triton.autotune([triton.Config({}, num_warps=warps) for warps in (1, 2)], ["COUNT"], restore_value=["values"], do_bench=twice)
     @triton.jit
     def add(values, part, COUNT: tl.constexpr):
         at = tl.arange(0, COUNT)
@@ -29,7 +36,7 @@ def kernels():
 
 @job("marked", "detected")
 def triton_kernels(device):
-    """One makes a tensor, one changes what it is given."""
+    """One makes a tensor, one changes what it is given, and is tuned."""
     halve, add = kernels()
 
     class Halved(torch.autograd.Function):

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
 
 namespace stand_in {
 namespace {
@@ -57,6 +58,17 @@ struct Memory {
   uint64_t total_bytes = setting("STAND_IN_BYTES", uint64_t{16} << 30), used_bytes = 0;
 };
 
+// Streams of which graphs are captured.
+struct Captures {
+  std::mutex mutex;
+  std::set<const Stream*> streams;
+};
+
+Captures& captured() {
+  static auto* captured = new Captures();
+  return *captured;
+}
+
 Memory& memory() {
   static auto* memory = new Memory();  // outlives whoever still uses it when the process ends
   return *memory;
@@ -96,6 +108,23 @@ int devices() {
 }
 
 int current_device() { return current; }
+
+bool begin_capture(const Stream* stream) {
+  std::lock_guard<std::mutex> guard(captured().mutex);
+  return captured().streams.insert(stream).second;
+}
+bool end_capture(const Stream* stream) {
+  std::lock_guard<std::mutex> guard(captured().mutex);
+  return captured().streams.erase(stream) > 0;
+}
+bool captures(const Stream* stream) {
+  std::lock_guard<std::mutex> guard(captured().mutex);
+  return captured().streams.count(stream) > 0;
+}
+bool captures_any() {
+  std::lock_guard<std::mutex> guard(captured().mutex);
+  return !captured().streams.empty();
+}
 
 bool set_current_device(int ordinal) {
   if (ordinal < 0 || ordinal >= devices()) return false;

@@ -83,6 +83,12 @@ void fill(void* start, int value, size_t bytes, Stream* stream);
 // A kernel that does nothing.
 void rest(Stream* stream);
 
+// Graphs are captured of what a stream is given.
+bool begin_capture(const Stream* stream);
+bool end_capture(const Stream* stream);
+bool captures(const Stream* stream);
+bool captures_any();
+
 // The library that puts kernels in the place of libtorch's.
 const char* kernels_library();
 // Its name, and its generation as CUDA counts them.

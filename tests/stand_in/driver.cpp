@@ -16,6 +16,12 @@ namespace {
 // Both have the same numbers for what happens here.
 CUresult as_driver(cudaError_t error) { return static_cast<CUresult>(error); }
 
+// The same of what our copy engine alone asks for, and no device does while a graph is captured.
+CUresult outside_of_graphs(cudaError_t error) {
+  if (stand_in::captures_any()) stand_in::refuse("something was copied, marked or waited for while a graph was captured");
+  return as_driver(error);
+}
+
 template <class Value>
 CUresult gives(Value* where, Value value) {
   *where = value;
@@ -68,23 +74,23 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute, CUdeviceptr) {
 
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) { return as_driver(cudaStreamCreateWithPriority(stream, flags, 0)); }
 CUresult cuStreamDestroy_v2(CUstream stream) { return as_driver(cudaStreamDestroy(stream)); }
-CUresult cuStreamSynchronize(CUstream stream) { return as_driver(cudaStreamSynchronize(stream)); }
+CUresult cuStreamSynchronize(CUstream stream) { return outside_of_graphs(cudaStreamSynchronize(stream)); }
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-  return as_driver(cudaStreamWaitEvent(stream, event, flags));
+  return outside_of_graphs(cudaStreamWaitEvent(stream, event, flags));
 }
 CUresult cuEventCreate(CUevent* event, unsigned flags) { return as_driver(cudaEventCreateWithFlags(event, flags)); }
 CUresult cuEventDestroy_v2(CUevent event) { return as_driver(cudaEventDestroy(event)); }
-CUresult cuEventRecord(CUevent event, CUstream stream) { return as_driver(cudaEventRecord(event, stream)); }
-CUresult cuEventQuery(CUevent event) { return as_driver(cudaEventQuery(event)); }
-CUresult cuEventSynchronize(CUevent event) { return as_driver(cudaEventSynchronize(event)); }
+CUresult cuEventRecord(CUevent event, CUstream stream) { return outside_of_graphs(cudaEventRecord(event, stream)); }
+CUresult cuEventQuery(CUevent event) { return outside_of_graphs(cudaEventQuery(event)); }
+CUresult cuEventSynchronize(CUevent event) { return outside_of_graphs(cudaEventSynchronize(event)); }
 CUresult cuEventElapsedTime_v2(float* ms, CUevent from, CUevent to) { return as_driver(cudaEventElapsedTime(ms, from, to)); }
 CUresult cuMemHostAlloc(void** start, size_t bytes, unsigned flags) { return as_driver(cudaHostAlloc(start, bytes, flags)); }
 CUresult cuMemFreeHost(void* start) { return as_driver(cudaFreeHost(start)); }
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return as_driver(cudaMemcpyAsync(to, at(from), bytes, cudaMemcpyDeviceToHost, stream));
+  return outside_of_graphs(cudaMemcpyAsync(to, at(from), bytes, cudaMemcpyDeviceToHost, stream));
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
-  return as_driver(cudaMemcpyAsync(at(to), from, bytes, cudaMemcpyHostToDevice, stream));
+  return outside_of_graphs(cudaMemcpyAsync(at(to), from, bytes, cudaMemcpyHostToDevice, stream));
 }
 
 // The one kernel that our copy engine has: it does nothing.

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -35,8 +34,6 @@ std::unordered_map<const void*, std::string>& kernel_names() {
   static auto* names = new std::unordered_map<const void*, std::string>();
   return *names;
 }
-
-std::set<cudaStream_t>& captured = *new std::set<cudaStream_t>();  // by one thread
 
 [[noreturn]] cudaError_t refuse_kernel(const void* kernel) {
   stand_in::refuse("the kernel " + kernel_names()[kernel] + " was to be launched");
@@ -178,14 +175,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 // What is captured is done all the same, and comes to no graph.
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  return captured.insert(stream).second ? cudaSuccess : fails(cudaErrorIllegalState);
+  return stand_in::begin_capture(of(stream)) ? cudaSuccess : fails(cudaErrorIllegalState);
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
-  return captured.erase(stream) ? cudaSuccess : fails(cudaErrorIllegalState);
+  return stand_in::end_capture(of(stream)) ? cudaSuccess : fails(cudaErrorIllegalState);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  return gives(status, captured.count(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone);
+  return gives(status, stand_in::captures(of(stream)) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone);
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* number, cudaGraph_t*,
                                      const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {

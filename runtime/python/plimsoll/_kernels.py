@@ -88,7 +88,7 @@ def _prepare_interpreted_functions(module):
 
 
 def _prepare_tuned_functions(module):
-    # All launches of one that is still being tuned, which are timed, are one region: to enter one takes longer than a kernel may.
+    # All launches of one that is still being tuned are one region: they are timed, and to enter a region takes time.
     module.Autotuner.run = _announced(module.Autotuner.run, _operands)
 
 

@@ -29,6 +29,7 @@ struct Block {
   uint64_t bytes = 0;
   uint32_t owner = 0;
   void* stream = nullptr;  // in whose order it is used
+  OtherStreams others;
 };
 
 // What is allocated on the device, by address: what a header says on the host.
@@ -36,7 +37,7 @@ class Blocks {
  public:
   void add(const void* start, uint64_t bytes, void* stream) {
     Guard guard(lock_);
-    blocks_[start] = {bytes, 0, stream};
+    blocks_[start] = {bytes, 0, stream, {}};
   }
   std::optional<Block> take(const void* start) {
     Guard guard(lock_);
@@ -58,6 +59,11 @@ class Blocks {
     auto found = blocks_.find(start);
     if (found == blocks_.end()) return {};
     return std::exchange(found->second.owner, owner);
+  }
+  void add_other_stream(const void* start, c10::Stream stream) {
+    Guard guard(lock_);
+    auto found = blocks_.find(start);
+    if (found != blocks_.end()) found->second.others.add(stream);
   }
 
  private:
@@ -121,8 +127,10 @@ class AskingAllocator final : public caching::CUDAAllocator {
   bool initialized() override { return native->initialized(); }
   void emptyCache(c10::MempoolId_t pool) override { native->emptyCache(pool); }
   void recordStream(const at::DataPtr& bytes, c10::cuda::CUDAStream stream) override {
-    entries().note_user(bytes, stream);
-    native->recordStream(bytes, stream);
+    entries().note_other_stream(bytes, stream, [&] {
+      if (is_on_device(bytes)) blocks.add_other_stream(bytes.get(), stream);
+      native->recordStream(bytes, stream);
+    });
   }
   void recordStream(const at::DataPtr& bytes, c10::Stream stream) override { recordStream(bytes, c10::cuda::CUDAStream(stream)); }
   caching::DeviceStats getDeviceStats(c10::DeviceIndex device) override { return native->getDeviceStats(device); }
@@ -392,6 +400,12 @@ void* accelerator_stream_of(const at::DataPtr& bytes) {
   if (!is_on_device(bytes) || !bytes.get()) return nullptr;
   auto block = blocks.at(bytes.get());
   return block ? block->stream : nullptr;
+}
+
+OtherStreams accelerator_other_streams_of(const at::DataPtr& bytes) {
+  if (!is_on_device(bytes) || !bytes.get()) return {};
+  auto block = blocks.at(bytes.get());
+  return block ? block->others : OtherStreams();
 }
 
 AcceleratorBytes accelerator_bytes() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "shim.h"
+#include "streams.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
@@ -36,6 +37,8 @@ std::optional<uint32_t> set_accelerator_owner(const at::DataPtr& bytes, uint32_t
 std::optional<uint32_t> accelerator_owner_of(const at::DataPtr& bytes);
 // The stream that they were allocated for, and whose order says when they are used again; null is the default one.
 void* accelerator_stream_of(const at::DataPtr& bytes);
+// Others that may use them, as the program says.
+OtherStreams accelerator_other_streams_of(const at::DataPtr& bytes);
 
 AcceleratorBytes accelerator_bytes();
 void reset_accelerator_peak();

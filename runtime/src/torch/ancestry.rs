@@ -26,7 +26,6 @@ pub(crate) struct MakerId(u32);
 pub(crate) struct Version {
     /// The storage.
     pub(crate) entry: Entry,
-    pub(crate) bytes: u64,
     /// Whether it is a gradient. Autograd adds in place only to what nobody else refers to: to hold one that could be made again would
     /// change what the program runs.
     is_gradient: bool,
@@ -42,8 +41,7 @@ pub(crate) struct Version {
     pub(crate) wanted: u32,
     /// Reruns to come that will read it.
     pub(crate) expected: u32,
-    /// Bytes and rebuild time of dropped storages that are made from it directly.
-    pub(crate) dropped_children_bytes: u64,
+    /// Rebuild time of dropped storages that are made from it directly.
     pub(crate) dropped_children_ns: u64,
     /// What it was expected to take to make it again, where its bytes were dropped because bytes ran out.
     pub(crate) expected_ns: u64,
@@ -171,10 +169,9 @@ impl<R> Ancestry<R> {
     }
 
     /// A version that `entry` holds from now on, made by nothing that is known.
-    pub(crate) fn add_version(&mut self, entry: Entry, bytes: u64, is_gradient: bool) -> VersionId {
+    pub(crate) fn add_version(&mut self, entry: Entry, is_gradient: bool) -> VersionId {
         let version = Version {
             entry,
-            bytes,
             is_gradient,
             maker: None,
             is_current: true,
@@ -182,7 +179,6 @@ impl<R> Ancestry<R> {
             beside: None,
             wanted: 0,
             expected: 0,
-            dropped_children_bytes: 0,
             dropped_children_ns: 0,
             expected_ns: 0,
             anchors: 0,
@@ -386,16 +382,13 @@ impl<R> Ancestry<R> {
 
     fn tell_parents(&mut self, version: VersionId, dropped: bool) {
         let Some(maker) = self.version(version).maker else { return };
-        let bytes = self.version(version).bytes;
         let cost_ns = self.maker(maker).cost_ns;
         for position in 0..self.inputs(maker).len() {
             let Some(input) = self.inputs(maker)[position] else { continue };
             let parent = self.version_mut(input);
             if dropped {
-                parent.dropped_children_bytes += bytes;
                 parent.dropped_children_ns += cost_ns;
             } else {
-                parent.dropped_children_bytes -= bytes;
                 parent.dropped_children_ns -= cost_ns;
             }
         }
@@ -478,7 +471,7 @@ mod tests {
     /// x ─► y ─► z, with a recipe for each but x.
     fn chain() -> (Ancestry<()>, [VersionId; 3]) {
         let mut ancestry = Ancestry::new();
-        let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
+        let [x, y, z] = [1, 2, 3].map(|number| ancestry.add_version(Entry::numbered(number), false));
         ancestry.add_maker((), &[Some(x)], &[y], 10);
         ancestry.add_maker((), &[Some(y)], &[z], 20);
         (ancestry, [x, y, z])
@@ -531,7 +524,7 @@ mod tests {
     fn a_gradient_is_not_held_where_it_could_be_made_again() {
         let mut ancestry = Ancestry::new();
         let [x, y, z] = [(1, false), (2, true), (3, true)]
-            .map(|(number, is_gradient)| ancestry.add_version(Entry::numbered(number), 8, is_gradient));
+            .map(|(number, is_gradient)| ancestry.add_version(Entry::numbered(number), is_gradient));
         ancestry.add_maker((), &[Some(x)], &[y], 10);
         ancestry.add_maker((), &[Some(y)], &[z], 20);
         ancestry.hold_near(true);
@@ -569,7 +562,7 @@ mod tests {
     fn what_is_missing_is_made_again_in_the_order_of_the_program_and_once() {
         let (mut ancestry, [x, y, z]) = chain();
         // Written over z, beside what was read from it before.
-        let [read, over, goal] = [4, 5, 6].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
+        let [read, over, goal] = [4, 5, 6].map(|number| ancestry.add_version(Entry::numbered(number), false));
         let reads = ancestry.add_maker((), &[Some(z), Some(y)], &[read], 1);
         let writes = ancestry.add_maker((), &[Some(z)], &[over], 1);
         let last = ancestry.add_maker((), &[Some(over), Some(read), Some(x)], &[goal], 1);
@@ -605,7 +598,7 @@ mod tests {
     #[test]
     fn what_stands_at_some_remove_is_held_where_nothing_nearer_does() {
         let (mut ancestry, [x, y, z]) = chain();
-        let w = ancestry.add_version(Entry::numbered(4), 8, false);
+        let w = ancestry.add_version(Entry::numbered(4), false);
         ancestry.add_maker((), &[Some(z)], &[w], 30);
         ancestry.drop_bytes(w);
         ancestry.lose(y);
@@ -620,7 +613,7 @@ mod tests {
     #[test]
     fn what_was_only_wanted_for_another_that_stands_is_not_held_in_the_roots_stead() {
         let mut ancestry = Ancestry::new();
-        let [x, y, z, w, gone] = [1, 2, 3, 4, 5].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
+        let [x, y, z, w, gone] = [1, 2, 3, 4, 5].map(|number| ancestry.add_version(Entry::numbered(number), false));
         let forgotten = ancestry.add_maker((), &[Some(x)], &[gone], 1);
         ancestry.add_maker((), &[Some(x)], &[y], 1);
         ancestry.lose(gone);
@@ -684,8 +677,8 @@ mod tests {
     #[test]
     fn makers_keep_what_they_read_and_made_when_others_are_forgotten() {
         let (mut ancestry, [x, y, z]) = chain();
-        let [a, b] = [8, 9].map(|number| ancestry.add_version(Entry::numbered(number), 8, false));
-        let lost = ancestry.add_version(Entry::numbered(7), 8, false);
+        let [a, b] = [8, 9].map(|number| ancestry.add_version(Entry::numbered(number), false));
+        let lost = ancestry.add_version(Entry::numbered(7), false);
         ancestry.add_maker((), &[Some(lost)], &[a], 1);
         let kept = ancestry.add_maker((), &[Some(x), None, Some(z)], &[b], 1);
         ancestry.lose(lost);
@@ -699,10 +692,10 @@ mod tests {
     #[test]
     fn a_chain_of_any_length_is_walked_without_recursion() {
         let mut ancestry = Ancestry::new();
-        let root = ancestry.add_version(Entry::numbered(1), 8, false);
+        let root = ancestry.add_version(Entry::numbered(1), false);
         let mut last = root;
         for number in 2..100_000 {
-            let next = ancestry.add_version(Entry::numbered(number), 8, false);
+            let next = ancestry.add_version(Entry::numbered(number), false);
             ancestry.add_maker((), &[Some(last)], &[next], 1);
             last = next;
         }

@@ -233,6 +233,7 @@ void* Entries::park(PlimsollEntry entry) {
   TORCH_CHECK(!kept.parked, "the bytes of storage ", entry, " are parked already");
   set_owner(storage->data_ptr(), 0);
   if (!kept.stream) kept.stream = stream;
+  for (c10::Stream other : accelerator_other_streams_of(storage->data_ptr())) kept.others.add(other);
   kept.parked = storage->set_data_ptr(absent_bytes(storage->device(), entry));
   return kept.parked.get();
 }
@@ -248,7 +249,7 @@ void Entries::unpark(PlimsollEntry entry) {
     absent = storage->set_data_ptr(take_parked(at(entry)));
     absent.release_context();
   }
-  tell_users(entry, storage->data_ptr());
+  record_other_streams(entry, storage->data_ptr());
 }
 
 void Entries::release(PlimsollEntry entry) {
@@ -278,21 +279,22 @@ void* Entries::stream_of(PlimsollEntry entry) {
   return extension ? extension->stream.value_or(nullptr) : nullptr;
 }
 
-void Entries::note_user(const at::DataPtr& bytes, c10::Stream stream) {
+void Entries::note_other_stream(const at::DataPtr& bytes, c10::Stream stream, c10::function_ref<void()> record) {
   Guard guard(mutex_);
-  PlimsollEntry entry = owner_of(bytes).value_or(0) & ~kBeside;
-  if (!entry) return;
-  auto& users = extension(entry).users;
-  if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
+  if (is_absent(bytes)) {
+    extension(*owner_of(bytes)).others.add(stream);
+  } else {
+    record();
+  }
 }
 
-void Entries::tell_users(PlimsollEntry entry, const at::DataPtr& bytes) {
-  std::vector<c10::Stream> users;
+void Entries::record_other_streams(PlimsollEntry entry, const at::DataPtr& bytes) {
+  OtherStreams others;
   {
     Guard guard(mutex_);
-    if (const auto& extension = at(entry).extension) users = extension->users;
+    if (const auto& extension = at(entry).extension) others = extension->others;
   }
-  for (c10::Stream user : users) use_in_stream(bytes, user);
+  for (c10::Stream stream : others) use_in_stream(bytes, stream);
 }
 
 void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
@@ -300,7 +302,7 @@ void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
   Storage source = lock(from);
   // Another stream's, where that ran what made it: before it is used again there, this one has let go of it.
   if (void* stream = stream_of(to); stream != accelerator_stream_of(source->data_ptr()))
-    use_in_stream(source->data_ptr(), stream_named(stream));
+    use_in_stream(source->data_ptr(), stream_of_cuda(stream));
   at::DataPtr absent;
   {
     Guard guard(mutex_);
@@ -311,7 +313,7 @@ void Entries::adopt(PlimsollEntry from, PlimsollEntry to) {
     absent = target->set_data_ptr(std::move(bytes));
     absent.release_context();
   }
-  tell_users(to, target->data_ptr());
+  record_other_streams(to, target->data_ptr());
   discard(from);
 }
 

@@ -7,10 +7,12 @@
 
 #include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "allocator.h"
 #include "shim.h"
+#include "streams.h"
 
 #include <atomic>
 #include <memory>
@@ -100,9 +102,9 @@ class Entries {
     return has_lent_.load(std::memory_order_relaxed) && slot(entry).is_lent ? kLent : nullptr;
   }
 
-  // The program says that another stream than theirs may use these bytes, which may be away, for as long as they live: of a storage in
-  // the table it is said again of each block that holds them later.
-  void note_user(const at::DataPtr& bytes, c10::Stream stream);
+  // The program says that another stream than theirs may use these bytes, for as long as they live. `record` says so of the block that
+  // holds them, and no other thread moves them meanwhile; of those that are away it is said when they come back.
+  void note_other_stream(const at::DataPtr& bytes, c10::Stream stream, c10::function_ref<void()> record);
 
   // Whether it is watched, and another thread may take its bytes away.
   bool is_watched_by_several(PlimsollEntry entry) {
@@ -133,7 +135,7 @@ class Entries {
     Storage held;
     at::DataPtr parked;
     std::optional<void*> stream;      // that the program had its bytes allocated for, once they have been parked
-    std::vector<c10::Stream> users;   // others that may use them, as the program says
+    OtherStreams others;              // that may use them, as the program says, once they have been parked
     std::optional<uint64_t> watched;  // digest of the bytes
   };
 
@@ -154,8 +156,8 @@ class Entries {
   Entry& at(PlimsollEntry entry);
   Extension& extension(PlimsollEntry entry);
   void* stream_of(PlimsollEntry entry);
-  // Says of the block that holds its bytes now who else may use it.
-  void tell_users(PlimsollEntry entry, const at::DataPtr& bytes);
+  // Says of the block that holds its bytes now which other streams may use it.
+  void record_other_streams(PlimsollEntry entry, const at::DataPtr& bytes);
   // Where to find the number of a storage that was seen not long ago; that of another one, or of none, stands there, too.
   std::atomic<PlimsollEntry>& recent(const c10::StorageImpl* storage) {
     return recent_[reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15 >> (64 - kRecentBits)];

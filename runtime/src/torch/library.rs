@@ -93,8 +93,6 @@ pub(super) struct Library {
     clock: u64,
     calm: u32,
     backoff: Backoff,
-    /// The last iteration's.
-    makespan_ns: u64,
     /// Whether the device works through operators later, so that the host takes as long for an iteration as that for the one before.
     runs_behind: bool,
     /// What copies took until the last iteration ended.
@@ -140,7 +138,6 @@ impl Library {
             clock: 0,
             calm: 0,
             backoff: Backoff::default(),
-            makespan_ns: 0,
             runs_behind,
             copies: Vec::new(),
             least_feasible_bytes: None,
@@ -248,7 +245,6 @@ impl Library {
         let counts_on_less = self.heed_refusals(driver);
         let Ended { report: iteration, recorded, on_device_ns, program, ran_short, .. } = ended;
         let tells_anew = program.is_some_and(|program| driver.programs[program].ladder.is_told_anew());
-        self.makespan_ns = iteration.makespan_ns;
         let before = std::mem::replace(&mut self.copies, driver.residency.engine.copies());
         let copies = since(&self.copies, &before);
         let predecessor_recorded = std::mem::take(&mut self.predecessor_recorded);

@@ -128,7 +128,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& operator_handle) : handl
     Argument argument;
     argument.kind = kind_of(declared.type());
     argument.is_optional = declared.type()->kind() == c10::TypeKind::OptionalType;
-    bool declared_write = declared.alias_info() && declared.alias_info()->isWrite();
+    // A stream that is recorded changes no bytes, though it is declared so.
+    bool declared_write = declared.alias_info() && declared.alias_info()->isWrite() && bare != "record_stream";
     declared_write |= hidden_write != kUndeclaredWrites.end() && hidden_write->second == declared.name();
     argument.is_of_shape = index == 0 && reads_shape;
     bool statistic = is_batch_norm && (declared.name() == "running_mean" || declared.name() == "running_var");

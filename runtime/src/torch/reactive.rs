@@ -93,7 +93,7 @@ pub(crate) struct Reruns {
 
 /// Who decides under pressure, and what the decisions go by.
 pub(crate) struct Reactive {
-    pub(crate) policy: Box<dyn Policy + Send>,
+    pub(crate) rule: Box<dyn Policy + Send>,
     pub(crate) actions: ActionSet,
     pub(crate) link: Link,
     /// Device bytes that must not be exceeded; `u64::MAX` for no budget.
@@ -111,9 +111,10 @@ pub(crate) struct Reactive {
 }
 
 impl Reactive {
-    pub(crate) fn new(policy: Box<dyn Policy + Send>, actions: ActionSet, link: Link) -> Self {
+    pub(crate) fn new(rule: Box<dyn Policy + Send>, actions: ActionSet, link: Link) -> Self {
+        debug_assert!(!rule.reads_features(), "there are none");
         Reactive {
-            policy,
+            rule,
             actions,
             link,
             budget_bytes: u64::MAX,
@@ -200,16 +201,16 @@ impl Residency {
 
     /// Nothing is left to evict.
     fn no_room(&mut self, wanted_bytes: u64, needed_bytes: u64) -> Fault {
+        let budget = self.reactive.budget_bytes;
+        let exceed = format!("{wanted_bytes} bytes more exceed the budget of {budget} bytes, and");
+        if shim::is_capturing() {
+            return Fault::NoRoom(format!("{exceed} {}", Fault::Captured));
+        }
         self.reactive.least_bytes = self.reactive.least_bytes.max(needed_bytes);
-        let (budget, least) = (self.reactive.budget_bytes, self.reactive.least_bytes);
+        let least = self.reactive.least_bytes;
         let also = if self.swaps.are_refused { "; a copy to a slow tier has failed" } else { "" };
-        let nothing = match shim::is_capturing() {
-            true => "nothing may leave while a CUDA graph is captured",
-            false => "nothing is left to evict",
-        };
         Fault::NoRoom(format!(
-            "{wanted_bytes} bytes more exceed the budget of {budget} bytes, and {nothing}{also}; the least feasible budget \
-             found so far is {least} bytes"
+            "{exceed} nothing is left to evict{also}; the least feasible budget found so far is {least} bytes"
         ))
     }
 
@@ -346,15 +347,15 @@ impl Residency {
         }
     }
 
-    /// What the policy evicts, if anything is `eligible`.
+    /// What the rule evicts, if anything is `eligible`.
     fn choose(&mut self, deficit_bytes: u64, eligible: Eligible) -> Option<(Entry, Action)> {
         self.find_candidates(eligible);
-        let Reactive { policy, candidates, entries, .. } = &mut self.reactive;
+        let Reactive { rule, candidates, entries, .. } = &mut self.reactive;
         if candidates.is_empty() {
             return None;
         }
         let pressure = Pressure { operator: 0, deficit_bytes, wait: None, candidates, features: &[] };
-        let chosen = policy.choose(&pressure).or_else(|| Dtr.choose(&pressure));
+        let chosen = rule.choose(&pressure).or_else(|| Dtr.choose(&pressure));
         chosen.map(|Choice { candidate, action }| (entries[candidate], action))
     }
 
@@ -416,7 +417,6 @@ impl Residency {
         let may_be_distant = !matches!(eligible, Eligible::Idle | Eligible::GradientsToo);
         let rebuild = rebuild.filter(|rebuild| !rebuild.is_distant || may_be_distant);
         let maker = version.and_then(|version| self.ancestry.version(version).maker);
-        let children = version.map(|version| self.ancestry.version(version));
         Candidate {
             window,
             bytes,
@@ -428,8 +428,9 @@ impl Residency {
             contention_ns,
             own_recompute_ns: maker.map_or(0, |maker| self.ancestry.maker(maker).cost_ns),
             recompute_ns: rebuild.map_or(0, |rebuild| self.reactive.experience.corrected(rebuild.total_ns)),
-            dropped_children_bytes: children.map_or(0, |version| version.dropped_children_bytes),
-            dropped_children_ns: children.map_or(0, |version| version.dropped_children_ns),
+            // For a learned policy.
+            dropped_children_bytes: 0,
+            dropped_children_ns: version.map_or(0, |version| self.ancestry.version(version).dropped_children_ns),
             used_again: true,
             can_swap: swap && !self.swaps.are_refused,
             can_recompute: rebuild.is_some(),

@@ -91,6 +91,8 @@ pub(crate) enum Fault {
     Shim(#[from] ShimError),
     #[error(transparent)]
     Copy(#[from] CopyError),
+    #[error("nothing may leave or come back while a CUDA graph is captured")]
+    Captured,
     #[error("{0}")]
     Broken(String),
 }
@@ -127,8 +129,8 @@ pub(crate) enum Restoring {
     Swapped,
 }
 
-/// How long a thread may take from its last hold of a storage to the report of its death.
-const DYING: Duration = Duration::from_millis(100);
+/// How long a thread may take from its last hold of a storage to the report of its death, which waits for the lock of its allocator.
+const DYING: Duration = Duration::from_secs(1);
 
 /// How often an iteration goes back to swaps, after a copy to the slow tier has failed, where nothing else is left.
 const LAST_RESORTS: u32 = 4;
@@ -178,7 +180,7 @@ pub(crate) struct Residency {
     pub(super) reactive: Reactive,
     pub(crate) report: IterationReport,
     pub(crate) events: Events,
-    pub(super) started: Instant,
+    started: Instant,
     /// How many storages there have been.
     storages: u64,
     /// The number of the iteration under way, or of the part of one; another one once what it knew is forgotten.
@@ -364,8 +366,10 @@ impl Residency {
     }
 
     /// Books the storages that have died since the last call. Those that an operator under way has let go of count as alive
-    /// until it has run.
+    /// until it has run, and those that are being copied while a CUDA graph is captured until that is over.
     pub(crate) fn absorb_freed(&mut self) -> Result<(), Fault> {
+        let is_copied = |place: &Place| matches!(place, Place::Offloading(_) | Place::Prefetching(_));
+        let must_wait = |live: &Live| live.users > 0 || is_copied(&live.place) && shim::is_capturing();
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
         if let Some(missed) = self.deaths.take_missed() {
@@ -377,7 +381,7 @@ impl Residency {
             }
             let (mut freed, mut used) = (std::mem::take(&mut self.freed), Vec::new());
             for entry in freed.drain(..) {
-                if self.get(entry).is_some_and(|live| live.users > 0) {
+                if self.get(entry).is_some_and(must_wait) {
                     used.push(entry);
                     continue;
                 }
@@ -437,7 +441,7 @@ impl Residency {
             if !shim::has_died(entry) || started.elapsed() > DYING {
                 return Ok(false);
             }
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_micros(20));
         }
     }
 
@@ -462,7 +466,7 @@ impl Residency {
         match live.version {
             Some(version) => Ok(version),
             None => {
-                let version = self.ancestry.add_version(entry, live.bytes, live.is_gradient);
+                let version = self.ancestry.add_version(entry, live.is_gradient);
                 self.live_mut(entry)?.version = Some(version);
                 Ok(version)
             }

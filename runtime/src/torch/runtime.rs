@@ -118,7 +118,7 @@ pub struct Builder {
 
 impl Builder {
     /// The learned policy that the [`Planner`] decodes. Where neither it nor a baseline is named, the planner searches for plans by
-    /// itself. Either way DTR's rule for drops and swaps (`dtr-swap`) decides when bytes run out.
+    /// itself. DTR's rule for drops and swaps (`dtr-swap`) decides when bytes run out, with a policy or without.
     ///
     /// The file has been read: what becomes of it later does not matter.
     pub fn policy(mut self, policy: PolicyFile) -> Self {

@@ -85,7 +85,7 @@ int32_t plimsoll_set_device_share(double share);
 int32_t plimsoll_empty_device_cache(void);
 // The current stream of this thread is used, or about to be, by operators that nobody may listen to.
 int32_t plimsoll_note_stream(void);
-// Whether a CUDA graph is being captured in the current stream of this thread.
+// Whether a CUDA graph is being captured.
 int32_t plimsoll_is_capturing(void) noexcept;
 // What any stream that operators use, and the current one, is given from now on comes after all that each of them has been given. Fails
 // where a graph is being captured.

@@ -381,7 +381,7 @@ pub(crate) fn note_stream() -> Result<(), ShimError> {
     checked(unsafe { plimsoll_note_stream() })
 }
 
-/// Whether a CUDA graph is being captured in the current stream of this thread: nothing may leave or come back.
+/// Whether a CUDA graph is being captured: nothing may leave or come back.
 pub(crate) fn is_capturing() -> bool {
     // SAFETY: asks.
     unsafe { plimsoll_is_capturing() != 0 }

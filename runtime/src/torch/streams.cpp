@@ -15,13 +15,18 @@
 namespace plimsoll {
 namespace {
 
-// A graph that is being captured may wait for nothing outside, and what it is made of is not queued.
-bool is_capturing(void* stream) {
+// Whether a graph is being captured in that stream. CUDA does not say so of the default one while any is.
+std::optional<bool> captures(void* stream) {
   using IsCapturing = int (*)(void* stream, int* status);
   static auto* ask = reinterpret_cast<IsCapturing>(dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
   int status = 0;
-  return ask && (ask(stream, &status) != 0 || status != 0);
+  if (ask && ask(stream, &status) != 0) return {};
+  return status != 0;
 }
+
+// Whether it may be marked, and wait for others: a graph that is being captured may wait for nothing outside, and what it is made of is
+// not queued.
+bool is_queued(void* stream) { return captures(stream) == false; }
 
 class Streams {
  public:
@@ -32,9 +37,9 @@ class Streams {
     Guard guard(mutex_);
     for (const Known& one : known_)
       if (one.handle == handle) return true;
-    if (is_capturing(handle)) return false;
+    if (!is_queued(handle)) return false;
     for (Known& one : known_)
-      if (!is_capturing(one.handle)) one.hold_up(stream);
+      if (is_queued(one.handle)) one.hold_up(stream);
     known_.push_back({stream, handle, c10::Event(c10::kCUDA)});
     count_.store(known_.size(), std::memory_order_release);
     return true;
@@ -45,11 +50,16 @@ class Streams {
     Guard guard(mutex_);
     c10::SmallVector<Known*, 8> others;
     for (Known& one : known_)
-      if (one.handle != handle && !is_capturing(one.handle)) others.push_back(&one);
+      if (one.handle != handle && is_queued(one.handle)) others.push_back(&one);
     for (Known* one : others) one->hold_up(here);
     c10::Event together(c10::kCUDA);
     together.record(here);
     for (const Known* one : others) together.block(one->stream);
+  }
+
+  bool capture() {
+    Guard guard(mutex_);
+    return std::any_of(known_.begin(), known_.end(), [](const Known& one) { return captures(one.handle).value_or(false); });
   }
 
   c10::Stream of(void* handle) {
@@ -119,10 +129,15 @@ void note_stream_of_bytes(void* stream) {
 
 void* noted_stream() { return noted.handle; }
 
-bool is_capturing() { return counts_accelerator() && is_capturing(current_stream().native_handle()); }
+bool is_capturing() noexcept {
+  try {
+    return counts_accelerator() && (captures(current_stream().native_handle()).value_or(false) || streams().capture());
+  } catch (...) {
+    return false;  // a device that has failed says so itself
+  }
+}
 
 void join_streams() {
-  // Copies would become a part of the graph, and happen when that is launched.
   TORCH_CHECK(!is_capturing(), "nothing may leave or come back while a CUDA graph is captured");
   note_stream();
   if (streams().are_several()) streams().join(current_stream());
@@ -132,7 +147,7 @@ void use_in_stream(const at::DataPtr& bytes, c10::Stream stream) {
   c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(bytes, stream);
 }
 
-c10::Stream stream_named(void* stream) { return streams().of(stream); }
+c10::Stream stream_of_cuda(void* stream) { return streams().of(stream); }
 
 OnCountedDevice::OnCountedDevice() {
   if (counts_accelerator()) guard_.reset_device(counted_device());

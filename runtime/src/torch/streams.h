@@ -9,9 +9,24 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 namespace plimsoll {
+
+// Streams that may use bytes that were allocated for another: few, each once.
+class OtherStreams {
+ public:
+  auto begin() const { return streams_.begin(); }
+  auto end() const { return streams_.end(); }
+  void add(c10::Stream stream) {
+    if (std::find(begin(), end(), stream) == end()) streams_.push_back(stream);
+  }
+
+ private:
+  std::vector<c10::Stream> streams_;
+};
 
 // An operator is about to be queued by this thread, in its current stream. One that is new comes after all that the others have been
 // given so far, for they may have waited for what it never heard of.
@@ -20,15 +35,16 @@ void note_stream();
 void note_stream_of_bytes(void* stream);
 // The stream of the last operator of this thread, as CUDA has it; null is the default one.
 void* noted_stream();
-// Whether a CUDA graph is being captured in the current stream: what that is given now is done when the graph is launched.
-bool is_capturing();
+// Whether a CUDA graph is being captured, in the current stream or in any of them: copies would become a part of it, and waiting for
+// them would break it.
+bool is_capturing() noexcept;
 // What any of them, and the current one, is given from now on comes after all that each of them has been given so far. Throws where a
 // graph is being captured.
 void join_streams();
 // Bytes that were allocated for another stream may be used in this one, too, for as long as they live.
 void use_in_stream(const at::DataPtr& bytes, c10::Stream stream);
-// As libtorch has the one that is that for CUDA.
-c10::Stream stream_named(void* stream);
+// Libtorch's stream for one of CUDA's.
+c10::Stream stream_of_cuda(void* stream);
 // The current stream of this thread.
 c10::Stream current_stream();
 

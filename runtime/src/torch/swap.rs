@@ -138,6 +138,7 @@ impl Residency {
     /// Releases what a plan takes for released, until so many bytes more fit: first what left first, for whose copies compute waits least.
     pub(crate) fn release_for(&mut self, bytes: u64) -> Result<(), Fault> {
         while !self.has_room(bytes)
+            && !shim::is_capturing()
             && let Some(entry) = self.unreleased.pop_front()
         {
             self.settle_offload(entry)?;
@@ -270,6 +271,10 @@ impl Residency {
     ///
     /// Where the slow tier does not give it back, it counts as dropped if reruns can restore it.
     pub(crate) fn fetch(&mut self, entry: Entry) -> Result<(), Fault> {
+        let is_away = |live: &Live| !matches!(live.place, Place::Resident | Place::Dropped);
+        if self.get(entry).is_some_and(is_away) && shim::is_capturing() {
+            return Err(Fault::Captured);
+        }
         let mut last = None;
         for _ in 0..FETCH_ATTEMPTS {
             let Some(live) = self.get(entry) else { return Ok(()) };

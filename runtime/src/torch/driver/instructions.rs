@@ -6,7 +6,7 @@ use crate::schedule::Instruction;
 use crate::torch::ancestry::MakerId;
 use crate::torch::recompute::Job;
 use crate::torch::residency::{Fault, Live, Place};
-use crate::torch::shim::Entry;
+use crate::torch::shim::{self, Entry};
 use crate::trace::{OperatorId, StorageId};
 
 /// A driver while compute stands still.
@@ -40,8 +40,11 @@ impl Driver {
     }
 
     /// Carries out what is due before the next operator, up to the next rerun. Until then no other operator begins, and those that are
-    /// under way in other threads keep what they use.
+    /// under way in other threads keep what they use. While a CUDA graph is captured it stays due.
     pub(super) fn carry_out(&mut self) -> Option<Job> {
+        if shim::is_capturing() {
+            return None;
+        }
         if self.is_due() && self.iteration.leader.is_some_and(|leader| self.programs[leader].has_read_out()) {
             self.residency.engine.has_read_out();
         }

@@ -97,6 +97,9 @@ impl Shared {
         mut driver: MutexGuard<'a, Driver>,
         mut rebuild: Rebuild,
     ) -> Result<MutexGuard<'a, Driver>, Fault> {
+        if shim::is_capturing() {
+            return Err(Fault::Captured);
+        }
         let before = driver.residency.reactive.reruns;
         loop {
             let next = match driver.residency.next_job(&mut rebuild) {
