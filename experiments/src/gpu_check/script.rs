@@ -11,13 +11,17 @@ use serde_json::{Value, json};
 use super::{Deadline, Member, Request, telling_line};
 
 /// The programs and what they import, written for PyTorch 2.11.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 17] = [
     ("models.py", include_str!("models.py")),
     (PLAIN_PYTORCH, include_str!("plain_pytorch.py")),
     (BUDGETED_JOB, include_str!("budgeted_job.py")),
     ("job.py", include_str!("../../../tests/jobs/job.py")),
     ("python_job.py", include_str!("../../../tests/jobs/python_job.py")),
     ("bystanders.py", include_str!("../../../tests/jobs/bystanders.py")),
+    ("captured.py", include_str!("../../../tests/jobs/captured.py")),
+    ("cast.py", include_str!("../../../tests/jobs/cast.py")),
+    ("drawing.py", include_str!("../../../tests/jobs/drawing.py")),
+    ("joined.py", include_str!("../../../tests/jobs/joined.py")),
     ("lent.py", include_str!("../../../tests/jobs/lent.py")),
     ("deep_copies.py", include_str!("../../../tests/jobs/deep_copies.py")),
     ("gathers.py", include_str!("../../../tests/jobs/gathers.py")),

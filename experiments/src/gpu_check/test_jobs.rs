@@ -1,5 +1,6 @@
 //! Small PyTorch jobs, those of the tests, that do what is out of the ordinary: other threads use what is away, memory is shared by
-//! its address, storages are copied, processes gather and shard. Each left alone and within a budget.
+//! its address, storages are copied, streams share gradients, graphs are captured, processes gather and shard. Each left alone and
+//! within a budget.
 
 use std::net::TcpListener;
 use std::sync::{Mutex, PoisonError};
@@ -50,7 +51,7 @@ enum Left {
 type Job = (&'static str, &'static str, &'static str, Left);
 
 /// What may be cut short stands last. A process that is alone shards without a gather. The first of them on the CPU, too.
-const JOBS: [Job; 20] = [
+const JOBS: [Job; 24] = [
     ("lent.py", "", "", Left::Bytes(3_600_000)),
     ("python_job.py", "--compiled", "--policy dtr", Left::Percent(70)),
     ("bystanders.py", "--iterations 20", "", Left::Bytes(2_700_000)),
@@ -59,6 +60,10 @@ const JOBS: [Job; 20] = [
     ("one_kernel.py", "", "", Left::Bytes(3_000_000)),
     ("side_streams.py", "", "", Left::Bytes(1_200_000)),
     ("signalled.py", "", "", Left::Bytes(5_000_000)),
+    ("captured.py", "", "", Left::Bytes(2_000_000)),
+    ("joined.py", "", "--swap-alone", Left::Bytes(700_000)),
+    ("drawing.py", "", "--recompute-alone", Left::Bytes(2_500_000)),
+    ("cast.py", "", "--recompute-alone", Left::Bytes(7_100_000)),
     ("python_job.py", "--shared sharded --backend nccl --iterations 16", "", Left::Percent(75)),
     ("deep_copies.py", "", "", Left::Bytes(1_000_000)),
     ("python_job.py", "--iterations 16", "", Left::Percent(70)),

@@ -290,11 +290,16 @@ class DeviceClock {
     bool is_interrupted = false;
   };
 
-  // A device that fails at a mark fails the program at its next step, too, which tells it better: here times are unknown.
+  // A device that fails at a mark fails the program at its next step, too, which tells it better: here times are unknown. So they are
+  // where a graph is captured, in which a mark is no moment of the device's.
   template <class Body>
   void mark(Body body) {
     try {
-      body();
+      if (is_capturing()) {
+        has_failed_ = true;
+      } else {
+        body();
+      }
     } catch (...) {
       has_failed_ = true;
     }
