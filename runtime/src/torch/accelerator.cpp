@@ -43,15 +43,17 @@ class Blocks {
     Guard guard(lock_);
     auto found = blocks_.find(start);
     if (found == blocks_.end()) return {};
-    Block block = found->second;
+    Block block = std::move(found->second);
     blocks_.erase(found);
     return block;
   }
-  std::optional<Block> at(const void* start) {
+  // What is noted of the one there, if there is one.
+  template <class Part>
+  std::optional<Part> part(const void* start, Part Block::*part) {
     Guard guard(lock_);
     auto found = blocks_.find(start);
     if (found == blocks_.end()) return {};
-    return found->second;
+    return found->second.*part;
   }
   // The one before; nothing where it is not there.
   std::optional<uint32_t> set_owner(const void* start, uint32_t owner) {
@@ -87,6 +89,13 @@ c10::Device counted = c10::kCPU;
 // Whether the bytes, if they are any, came from the caching allocator for that device.
 bool is_on_device(const at::DataPtr& bytes) {
   return native && bytes.get_deleter() == counted_deleter && bytes.device().index() == counted.index();
+}
+
+// What is noted of the block that holds the bytes, if they are any, and came from there.
+template <class Part>
+std::optional<Part> part_of_block(const at::DataPtr& bytes, Part Block::*part) {
+  if (!is_on_device(bytes) || !bytes.get()) return {};
+  return blocks.part(bytes.get(), part);
 }
 
 // Called with the lock of the caching allocator held: books, and calls nothing of libtorch's.
@@ -394,23 +403,14 @@ std::optional<uint32_t> set_accelerator_owner(const at::DataPtr& bytes, uint32_t
 }
 
 std::optional<uint32_t> accelerator_owner_of(const at::DataPtr& bytes) {
-  if (!is_on_device(bytes)) return {};
-  if (!bytes.get()) return 0;
-  auto block = blocks.at(bytes.get());
-  if (!block) return {};
-  return block->owner;
+  if (is_on_device(bytes) && !bytes.get()) return 0;
+  return part_of_block(bytes, &Block::owner);
 }
 
-void* accelerator_stream_of(const at::DataPtr& bytes) {
-  if (!is_on_device(bytes) || !bytes.get()) return nullptr;
-  auto block = blocks.at(bytes.get());
-  return block ? block->stream : nullptr;
-}
+void* accelerator_stream_of(const at::DataPtr& bytes) { return part_of_block(bytes, &Block::stream).value_or(nullptr); }
 
 OtherStreams accelerator_other_streams_of(const at::DataPtr& bytes) {
-  if (!is_on_device(bytes) || !bytes.get()) return {};
-  auto block = blocks.at(bytes.get());
-  return block ? block->others : OtherStreams();
+  return part_of_block(bytes, &Block::others).value_or(OtherStreams());
 }
 
 AcceleratorBytes accelerator_bytes() {

@@ -40,6 +40,13 @@ pub(crate) enum Place {
     Dropped,
 }
 
+impl Place {
+    /// Whether they are on their way, to a slow tier or back.
+    fn is_copied(&self) -> bool {
+        matches!(self, Place::Offloading(_) | Place::Prefetching(_))
+    }
+}
+
 /// A storage that the program, or a dropped storage, still needs.
 #[derive(Debug)]
 pub(crate) struct Live {
@@ -368,8 +375,7 @@ impl Residency {
     /// Books the storages that have died since the last call. Those that an operator under way has let go of count as alive
     /// until it has run, and those that are being copied while a CUDA graph is captured until that is over.
     pub(crate) fn absorb_freed(&mut self) -> Result<(), Fault> {
-        let is_copied = |place: &Place| matches!(place, Place::Offloading(_) | Place::Prefetching(_));
-        let must_wait = |live: &Live| live.users > 0 || is_copied(&live.place) && shim::is_capturing();
+        let must_wait = |live: &Live| live.users > 0 || live.place.is_copied() && shim::is_capturing();
         // What is let go of for the sake of what died may die in turn.
         let mut more = true;
         if let Some(missed) = self.deaths.take_missed() {
@@ -398,7 +404,7 @@ impl Residency {
     fn book_death(&mut self, entry: Entry) -> Result<bool, Fault> {
         let Some(live) = self.get(entry) else { return Ok(false) };
         let (version, bytes, away_bytes) = (live.version, live.bytes, live.away_bytes());
-        if matches!(live.place, Place::Offloading(_) | Place::Prefetching(_)) {
+        if live.place.is_copied() {
             self.dies_on_its_way(entry);
         }
         self.away_bytes -= away_bytes;

@@ -57,9 +57,13 @@ class Streams {
     for (const Known* one : others) together.block(one->stream);
   }
 
-  bool capture() {
+  // Whether a graph is being captured in that stream, or in any of them.
+  bool capture_or(void* here) {
+    if (captures(here).value_or(false)) return true;
     Guard guard(mutex_);
-    return std::any_of(known_.begin(), known_.end(), [](const Known& one) { return captures(one.handle).value_or(false); });
+    return std::any_of(known_.begin(), known_.end(), [here](const Known& one) {
+      return one.handle != here && captures(one.handle).value_or(false);
+    });
   }
 
   c10::Stream of(void* handle) {
@@ -131,7 +135,7 @@ void* noted_stream() { return noted.handle; }
 
 bool is_capturing() noexcept {
   try {
-    return counts_accelerator() && (captures(current_stream().native_handle()).value_or(false) || streams().capture());
+    return counts_accelerator() && streams().capture_or(current_stream().native_handle());
   } catch (...) {
     return false;  // a device that has failed says so itself
   }

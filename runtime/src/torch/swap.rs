@@ -271,15 +271,12 @@ impl Residency {
     ///
     /// Where the slow tier does not give it back, it counts as dropped if reruns can restore it.
     pub(crate) fn fetch(&mut self, entry: Entry) -> Result<(), Fault> {
-        let is_away = |live: &Live| !matches!(live.place, Place::Resident | Place::Dropped);
-        if self.get(entry).is_some_and(is_away) && shim::is_capturing() {
-            return Err(Fault::Captured);
-        }
         let mut last = None;
         for _ in 0..FETCH_ATTEMPTS {
             let Some(live) = self.get(entry) else { return Ok(()) };
             let fetched = match live.place {
                 Place::Resident | Place::Dropped => return Ok(()),
+                _ if shim::is_capturing() => return Err(Fault::Captured),
                 Place::Offloading(_) => self.recall(entry),
                 Place::Prefetching(_) => self.finish_prefetch(entry),
                 Place::Offloaded => self.fetch_now(entry),
